@@ -200,33 +200,17 @@ def _acceleration() -> list[DoctorRow]:
         rows.append(_row("GPU", Area.MACHINE, WARNING if fix else OK, f"torch finds no GPU: {no_gpu_reason()}", fix))
     lacking = compiler.missing("cuda" if gpu else "cpu")
     fix = "install it, or decode more slowly with --compile off" if lacking and gpu else ""
-    rows.append(
-        _row(
-            "compilation",
-            Area.ACCELERATION,
-            WARNING if fix else OK,
-            lacking or "compiler and headers are installed",
-            fix,
-        )
-    )
+    text = lacking or "compiler and headers are installed"
+    rows.append(_row("compilation", Area.ACCELERATION, WARNING if fix else OK, text, fix))
     if importlib.util.find_spec("pynvml"):
         rows.append(_row("nvidia-ml-py", Area.ACCELERATION, OK, metadata.version("nvidia-ml-py")))
     else:
         detail = "not installed: clocks, power and other processes of an NVIDIA GPU are not recorded"
         fix = "pip install 'nvidia-ml-py>=12'" if torch.version.cuda and gpu else ""
         rows.append(_row("nvidia-ml-py", Area.ACCELERATION, WARNING if fix else OK, detail, fix))
-    if (forced := os.environ.get("NVIDIA_TF32_OVERRIDE", "0")) != "0":
-        return [
-            *rows,
-            _row(
-                "TF32",
-                Area.ACCELERATION,
-                WARNING,
-                f"NVIDIA_TF32_OVERRIDE={forced} may enable it",
-                "unset that variable",
-            ),
-        ]
-    return [*rows, _row("TF32", Area.ACCELERATION, OK, "off while decoding")]
+    forced = os.environ.get("NVIDIA_TF32_OVERRIDE", "0")
+    tf32 = (OK, "off while decoding") if forced == "0" else (WARNING, f"NVIDIA_TF32_OVERRIDE={forced} may enable it")
+    return [*rows, _row("TF32", Area.ACCELERATION, *tf32, "unset that variable" if forced != "0" else "")]
 
 
 def _limits() -> DoctorRow:

@@ -209,9 +209,9 @@ class ModelFacts:
         """Return the digest of all files; the loaded model has the same digest."""
         raise NotImplementedError
 
-    def step_bytes(self, dtype: str | None = None) -> int | None:
+    def step_bytes(self) -> int | None:
         """Return the weight bytes that one forward reads, for any window width; None if not counted."""
-        return int(self.size.read(1, 1, 0, BYTES[dtype or self.dtype])) if self.size else None
+        return int(self.size.read(1, 1, 0, BYTES[self.dtype])) if self.size else None
 
     def kv_bytes(self, dtype: str | None = None) -> int | None:
         """Return the KV cache bytes of one token of one row (two rows per image with guidance); None if not counted."""

@@ -48,10 +48,10 @@ OTHER_VARIABLES = {
 """{environment variable that is no setting: meaning}, for docs/commands.md."""
 
 
-def _in(panel: str, usual_uses: Use, usual_unset: str = "") -> Callable[..., Any]:
+def _in(panel: str, usual_uses: Use) -> Callable[..., Any]:
     """Return a function that makes dataclass fields for the settings of one help panel."""
 
-    def setting(default: Any, help: str, metavar: str = "", unset: str = usual_unset, **more: Any) -> Any:
+    def setting(default: Any, help: str, metavar: str = "", unset: str = "", **more: Any) -> Any:
         more = {"panel": panel, "metavar": metavar, "unset": unset, "uses": usual_uses, **more}
         made = Setting("", default, help, **more)
         return field(default=made.value_unset, metadata={"setting": made})

@@ -1,7 +1,6 @@
 """Read files of image tokens: JSON lines, parquet or npz with one entry per image in each column."""
 
 import zipfile
-from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet
 
+from specbench import names as spellings
 from specbench.errors import SpecbenchError
 from specbench.system import console
 from specbench.system.files import blaming, check_regular, read_regular, text_of
@@ -27,7 +27,9 @@ def read_columns(path: Path) -> dict[str, list[Any]]:
         check_regular(path)
         columns = read(path)
         if others := [name for name in columns if name not in _COLUMNS]:
-            unread = console.one_line(", ".join(map(_meant, others)), 200)
+            meant = {name: spellings.guess(name, _COLUMNS) for name in others}
+            unread = ", ".join(name + (f" (did you mean '{near}'?)" if near else "") for name, near in meant.items())
+            unread = console.one_line(unread, 200)
             console.say(f"{path.name}: ignored columns: {unread} (known columns: {', '.join(_COLUMNS)})")
         columns = {name: columns[name] for name in _COLUMNS if name in columns}
         if scalars := [name for name, values in columns.items() if not isinstance(values, list)]:
@@ -39,12 +41,6 @@ def read_columns(path: Path) -> dict[str, list[Any]]:
     if len(lengths) != 1 or not any(lengths):
         raise SpecbenchError(f"{path} holds no images, or columns of different lengths")
     return columns
-
-
-def _meant(name: str) -> str:
-    """Format the name of an unknown column, with the most similar known name if any."""
-    near = get_close_matches(name.lower(), _COLUMNS, 1)
-    return f"{name} (did you mean '{near[0]}'?)" if near else name
 
 
 def _parquet(path: Path) -> dict[str, list[Any]]:
