@@ -14,10 +14,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from specbench.errors import SpecbenchError
+from specbench.errors import SpecbenchError, read_name
 from specbench.metrics import catalog as metric_catalog
 from specbench.models.catalog import check_model, default_prompts, find_model, models
-from specbench.models.facts import AS_PUBLISHED, EIGHT_BITS_GAIN, ModelChoice, ModelFacts
+from specbench.models.facts import AS_PUBLISHED, EIGHT_BITS_GAIN, SCALES, ModelChoice, ModelFacts, Scale
 from specbench.models.hub_model import HubModel
 from specbench.runs import compiler
 from specbench.runs.memory_estimate import footprint, free_memory
@@ -84,7 +84,7 @@ def doctor(
     weights: str | None = None,
     revision: str | None = None,
     random_weights: bool = False,
-    scale: str = "full",
+    scale: Scale = "full",
     metrics: Sequence[str] = (),
     measure: bool = False,
     protocol: str | None = None,
@@ -106,8 +106,7 @@ def doctor(
         SpecbenchError: an unknown model or metric, or a choice of weights without a model or for a model that offers
             no choice.
     """
-    if scale not in ("full", "tiny"):
-        raise SpecbenchError(f"--scale {scale}: unknown", "valid: full, tiny")
+    scale = read_name("size of a model", scale, SCALES)
     choice = ModelChoice(weights, revision, random=random_weights, tiny=scale == "tiny")
     if choice != AS_PUBLISHED and not model:
         raise SpecbenchError("--weights, --revision, --random-weights and --scale require --model")

@@ -25,6 +25,8 @@ EIGHT_BITS_GAIN = "saves memory, not time"
 DTYPES = (*BYTES, EIGHT_BITS)  # Values of `--dtype`
 Form = Literal["official", "released"]
 """Form of a model's prompts or guidance: from its authors, or from the released code of a decoder."""
+Scale = Literal["full", "tiny"]
+SCALES: tuple[Scale, ...] = ("full", "tiny")
 
 RANDOM = "+random"  # Part of the name of a model with random weights, so that all records of its runs show it
 TINY_GRID, TINY_BEFORE = (4, 4), (2, 3)

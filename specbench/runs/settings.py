@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from specbench import names
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.models.facts import DTYPES, EIGHT_BITS_GAIN, Form
+from specbench.models.facts import DTYPES, EIGHT_BITS_GAIN, SCALES, Form, Scale
 from specbench.runs import compiler
 from specbench.specs.components import CHOICES, COMPONENT_KINDS
 from specbench.specs.options import (
@@ -128,9 +128,9 @@ class RunSettings:
     size: str | None = _model("", "image size in pixels, for models trained with several sizes", "WIDTHxHEIGHT",
         "the model", reads=names.size, check=parse_size)
     random_weights: bool = _model(False, "use random weights in the true architecture, to measure the speed only")
-    scale: Literal["full", "tiny"] = _model("full",
+    scale: Scale = _model("full",
         "model size: full, or tiny (images of 4 x 4 tokens, and with --random-weights also a small network)", "SIZE",
-        choices=("full", "tiny"))
+        choices=SCALES)
     dtype: str | None = _model("float32",
         f"number format of the weights: {', '.join(DTYPES)} (int8wo: matrices in eight bits by torchao; it changes "
         f"the target distribution and {EIGHT_BITS_GAIN})", "TYPE", "the model", choices=DTYPES,
