@@ -127,7 +127,7 @@ def doctor(
         *(_peaks(measure) if imports else ()),
         *(row for name in chosen for row in _metric(name)),
         *_plugins(),
-        *_disk(Path(out)),
+        _disk(Path(out)),
     ]
 
 
@@ -145,10 +145,8 @@ def _packages() -> list[DoctorRow]:
         try:
             here = metadata.version(name)
             if _older(here, requirement):
-                fix = f"pip install --upgrade '{requirement}'"
-                rows.append(
-                    _row(name, Area.PACKAGE, MISSING, f"version {here} is too old (needed: {requirement})", fix)
-                )
+                detail = f"version {here} is too old (needed: {requirement})"
+                rows.append(_row(name, Area.PACKAGE, MISSING, detail, f"pip install --upgrade '{requirement}'"))
             elif name != "torch":  # torch has a separate row
                 rows.append(_row(name, Area.PACKAGE, OK, here))
         except metadata.PackageNotFoundError:
@@ -303,13 +301,8 @@ def _peak(device: str, dtype: str, threads: int, peak: Peak | None, refusal: Spe
         kept = f"; the earlier value is still used: {peak.source}" if peak else ""
         return _row(name, Area.PEAK, WARNING, f"{refusal.what}{kept}", refusal.try_this)
     if peak is None:
-        return _row(
-            name,
-            Area.UNKNOWN_PEAK,
-            OK,
-            "unknown; each run measures it briefly for its roofline ratio",
-            "specbench doctor --measure",
-        )
+        text = "unknown; each run measures it briefly for its roofline ratio"
+        return _row(name, Area.UNKNOWN_PEAK, OK, text, "specbench doctor --measure")
     large, small = peak.bandwidth(2**40) / 1e9, peak.bandwidth(0) / 1e9
     cached = f" ({small:,.1f} from cache)" if small > 1.05 * large else ""
     return _row(name, Area.PEAK, OK, f"{large:,.1f} GB/s{cached}, {peak.flops / 1e12:,.3g} TFLOP/s: {peak.source}")
@@ -340,21 +333,14 @@ def _plugins() -> list[DoctorRow]:
     return rows
 
 
-def _disk(out: Path) -> list[DoctorRow]:
+def _disk(out: Path) -> DoctorRow:
     try:
         check_writable(out)
     except SpecbenchError as error:
-        return [_row("results folder", Area.MACHINE, MISSING, error.what, error.try_this)]
+        return _row("results folder", Area.MACHINE, MISSING, error.what, error.try_this)
     existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     free = shutil.disk_usage(existing).free / 2**30
     if free < LOW_DISK_GIB:
-        return [
-            _row(
-                "results folder",
-                Area.MACHINE,
-                WARNING,
-                f"{out.absolute()}, only {free:.1f} GiB free",
-                "free some space",
-            )
-        ]
-    return [_row("results folder", Area.MACHINE, OK, f"{out.absolute()}, {free:.0f} GiB free")]
+        text = f"{out.absolute()}, only {free:.1f} GiB free"
+        return _row("results folder", Area.MACHINE, WARNING, text, "free some space")
+    return _row("results folder", Area.MACHINE, OK, f"{out.absolute()}, {free:.0f} GiB free")

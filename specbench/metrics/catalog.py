@@ -262,7 +262,7 @@ def _foreign(cls: Any, reference: str) -> Any:
             taken = "the name of a built-in metric" if path_component(name) else "not a valid name"
             raise SpecbenchError(f"metric '{reference}' is called {name!r:.100}, {taken}", "use letters, digits .+-[]")
 
-    methods = [name for name in vars(Metric) if not name.startswith("_") and callable(getattr(cls, name, None))]
+    methods = [name for name in vars(Metric) if not name.startswith("_") and callable(getattr(cls, name))]
     parts = {"__init__": made, "__module__": cls.__module__, "class_reference": reference}
     return type(cls.__name__, (cls,), {name: guarded(name) for name in methods} | parts)
 

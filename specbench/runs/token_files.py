@@ -1,6 +1,7 @@
 """Read files of image tokens: JSON lines, parquet or npz with one entry per image in each column."""
 
 import zipfile
+from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet
 
-from specbench import names as spellings
 from specbench.errors import SpecbenchError
 from specbench.system import console
 from specbench.system.files import blaming, check_regular, read_regular, text_of
@@ -27,9 +27,9 @@ def read_columns(path: Path) -> dict[str, list[Any]]:
         check_regular(path)
         columns = read(path)
         if others := [name for name in columns if name not in _COLUMNS]:
-            meant = {name: spellings.guess(name, _COLUMNS) for name in others}
-            unread = ", ".join(name + (f" (did you mean '{near}'?)" if near else "") for name, near in meant.items())
-            unread = console.one_line(unread, 200)
+            near = {name: get_close_matches(name.lower(), _COLUMNS, 1) for name in others}
+            meant = (name + "".join(f" (did you mean '{known}'?)" for known in near[name]) for name in others)
+            unread = console.one_line(", ".join(meant), 200)
             console.say(f"{path.name}: ignored columns: {unread} (known columns: {', '.join(_COLUMNS)})")
         columns = {name: columns[name] for name in _COLUMNS if name in columns}
         if scalars := [name for name, values in columns.items() if not isinstance(values, list)]:
