@@ -248,7 +248,7 @@ def _foreign(cls: Any, reference: str) -> Any:
 
     def made(self: Any, *arguments: Any) -> None:
         with naming_plugin("metric", reference, cls.__module__):
-            Metric.__init__(self, *arguments)  # a class may omit it
+            Metric.__init__(self, *arguments)  # the class may not call it
             cls.__init__(self, *arguments)
             range(self.batch)[0], range(self.samples)[0]  # error if one of them is not above 0
             for fact, values in (("better", get_args(Better)), ("kind", get_args(Kind))):
