@@ -331,7 +331,10 @@ class Gate:
         """Raise a SpecbenchError if the condition holds (exit code `GATE`), or if the value is missing. `run`: run B; a
         condition can also name a number of its report row."""
         named = [row for row in rows if self.name in (row.name, row.name.removesuffix(f" ({row.fingerprint})"))]
-        if not named and run and self.name in stats.RUN_NUMBERS:
+        if run and self.name in stats.RUN_NUMBERS:
+            if named:
+                hint = f"name the score with its fingerprint: {self.name} ({named[0].fingerprint})"
+                raise SpecbenchError(f"--fail-if '{self.text}': '{self.name}' is a number of runs and a metric", hint)
             named = [Compared(self.name, report_row(Run(run), ()).number(self.name))]
         if not named:
             raise unknown_name("number", self.name, {*(row.name for row in rows), *stats.RUN_NUMBERS})
