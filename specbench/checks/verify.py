@@ -298,7 +298,9 @@ def _latencies(run: Path) -> Iterator[tuple[str, VerifyStatus, str]]:
         yield "latency", OPEN, "no times"
         return
     detail = f"{ratio:.2f} times the roofline of {', '.join(sorted(gpus)) or floor['device']} ({floor['source']})"
-    yield "latency", OK if ratio >= 1 else WRONG, detail
+    if ratio < 1 and not peaks:
+        detail += "; the measured peak is too low to check times"
+    yield "latency", OK if ratio >= 1 else WRONG if peaks else OPEN, detail
 
 
 def _report(run: Path) -> Iterator[tuple[str, VerifyStatus, str]]:

@@ -164,7 +164,7 @@ def test_another_archive_under_the_address_is_refused_as_a_whole(server, caption
     assert not (captions.folder / "captions_val2017.json").exists()
     server.content = server.content[:-1]
     wrong = replace(captions.files["captions_val2017.json"], digest=published.digest(b"other"))
-    refused("not the expected file", public.fetch_set, replace(captions, files={"captions_val2017.json": wrong}))
+    refused("not as published", public.fetch_set, replace(captions, files={"captions_val2017.json": wrong}))
     assert not (captions.folder / "captions_val2017.json").exists()
 
 
