@@ -331,10 +331,12 @@ class Gate:
         """Raise a SpecbenchError if the condition holds (exit code `GATE`), or if the value is missing. `run`: run B; a
         condition can also name a number of its report row."""
         named = [row for row in rows if self.name in (row.name, row.name.removesuffix(f" ({row.fingerprint})"))]
-        if not named and run and self.name in stats.RUN_NUMBERS:
-            named = [Compared(self.name, report_row(Run(run), ()).number(self.name))]
         if not named:
-            raise unknown_name("number", self.name, {*(row.name for row in rows), *stats.RUN_NUMBERS})
+            of_run = report_row(Run(run), ()) if run else None
+            numbers = {name: number for name in of_run.by_key if (number := of_run.number(name))} if of_run else {}
+            if self.name not in numbers and self.name not in stats.RUN_NUMBERS:
+                raise unknown_name("number", self.name, {*(row.name for row in rows), *numbers})
+            named = [Compared(self.name, numbers.get(self.name))]
         for row in named:
             value = getattr(row.estimate, self.field, None)
             if value is None or math.isnan(value):

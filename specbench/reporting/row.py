@@ -237,7 +237,7 @@ class ReportRow:
     def number(self, name: str) -> Estimate | None:
         """Return a number of the run by its name; its interval may be missing."""
         value = self.value(name)
-        if isinstance(value, int | float):
+        if isinstance(value, int | float) and not isinstance(value, bool):
             return Estimate(value)
         return value if isinstance(value, Estimate) else None
 
