@@ -114,10 +114,8 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
 def column_fingerprint(column: Column, runs: Sequence[Measured]) -> str | None:
     """Return the most common metric fingerprint of a column. On a tie, the latest code decides, then the order."""
     scores = [score for measured in runs for score in _scores(column, measured)]
-    edits, digests = (
-        {score.fingerprint: score.edited or "" for score in scores},
-        [score.fingerprint for score in scores],
-    )
+    edits = {score.fingerprint: score.edited or "" for score in scores}
+    digests = [score.fingerprint for score in scores]
     return max(digests, key=lambda digest: (digests.count(digest), edits[digest]), default=None)
 
 

@@ -312,11 +312,8 @@ def _row(
     for needed in ("model", "decoder") if runnable else ():
         if needed not in stated.origins and needed not in shared.origins:
             raise _wrong(file, f"{place}.{needed}", "missing here and in [defaults]")
-    for field, kind, valid in (
-        ("paper", float, columns),
-        ("spread", float, columns),
-        ("notes", str, columns and [*columns, "row"]),
-    ):
+    noted = columns and [*columns, "row"]
+    for field, kind, valid in (("paper", float, columns), ("spread", float, columns), ("notes", str, noted)):
         for name, value in entry.get(field, {}).items():
             if valid is not None and name not in valid:
                 raise _wrong(file, f"{place}.{field}", str(unknown_name("column", name, valid)))
@@ -412,9 +409,8 @@ def _check_axes(axes: object, columns: Sequence[str], file: str) -> None:
             continue
         if value not in columns:
             valid = [*columns, *(("model", "option:NAME", "sampling:NAME") if axis == "x" else ())]
-            raise _wrong(
-                file, f"axes.{axis}", str(unknown_name("axis" if axis == "x" else "column", str(value), valid))
-            )
+            kind = "axis" if axis == "x" else "column"
+            raise _wrong(file, f"axes.{axis}", str(unknown_name(kind, str(value), valid)))
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from specbench.system.plugins import is_reference
 FEW_NOTE = f"too few prompts for an interval or a p-value (fewer than {FEW_UNITS})"
 """Note on a number whose interval is omitted."""
 OTHER_CAPTIONS = "no images of the same captions: the runs share only the ids of their prompts"
+_NO_NUMBER = "run B has no single number of this name"
 _UNPAIRED = "no paired difference is defined for this metric"
 HEADINGS = ("number", "value", "95 %", "p (Holm)", "images", "prompts needed")
 _NAMES = dict.fromkeys((*stats.PAIR_NUMBERS, "speedup_reverse"), "") | {
@@ -334,9 +335,9 @@ class Gate:
         if not named:
             of_run = report_row(Run(run), ()) if run else None
             numbers = {name: number for name in of_run.by_key if (number := of_run.number(name))} if of_run else {}
-            if self.name not in numbers and self.name not in stats.RUN_NUMBERS:
+            if not of_run or self.name not in {*of_run.by_key, *stats.RUN_NUMBERS}:
                 raise unknown_name("number", self.name, {*(row.name for row in rows), *numbers})
-            named = [Compared(self.name, numbers.get(self.name))]
+            named = [Compared(self.name, numbers.get(self.name), note=None if self.name in numbers else _NO_NUMBER)]
         for row in named:
             value = getattr(row.estimate, self.field, None)
             if value is None or math.isnan(value):

@@ -33,7 +33,7 @@ class Pooled(stats.Estimate):
     """Estimate over the images of all seeds. `spread`: standard deviation of the seeds' values."""
 
     spread: float | None = None
-    better: stats.Better | None = None
+    better: stats.Better = "higher"
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> SeedsRow:
     decoded = [run for run in runs if len(run.rows)]
     every = pd.concat([run.rows[["prompt_id", "nfe"]] for run in runs], ignore_index=True)
     nfe = stats.interval("nfe", every)  # unknown for imported tokens
-    numbers = {"nfe": _pooled(nfe, every, [stats.nfe(run.rows) for run in decoded], stats.nfe.better)} if nfe else {}
+    numbers = {"nfe": _pooled(nfe, every, [stats.nfe(run.rows) for run in decoded])} if nfe else {}
     scores, not_pooled = _scores(decoded) if decoded else ({}, {})
     numbers |= _speedups(decoded, baselines) | scores
     options, seeds = settings | spec.decoder.options, [run.info.spec.seed for run in decoded]
@@ -136,19 +136,15 @@ def _speedups(runs: Sequence[Run], baselines: Sequence[Run]) -> dict[str, Pooled
     geometric = stats.Estimate(float(np.exp(logs.value)), low, high)
     ratios = [seed["latency_ms_base"].sum() / seed["latency_ms"].sum() for seed in pairs]
     return {
-        "speedup": _pooled(stats.speedup(every), every, ratios, stats.speedup.better),
-        "speedup_geometric": _pooled(
-            geometric, every, [np.exp(seed["log"].mean()) for seed in pairs], stats.speedup.better
-        ),
+        "speedup": _pooled(stats.speedup(every), every, ratios),
+        "speedup_geometric": _pooled(geometric, every, [np.exp(seed["log"].mean()) for seed in pairs]),
     }
 
 
-def _pooled(
-    estimate: stats.Estimate, every: pd.DataFrame, own: Sequence[float | None], better: stats.Better | None
-) -> Pooled:
+def _pooled(estimate: stats.Estimate, every: pd.DataFrame, own: Sequence[float | None]) -> Pooled:
     """Make a `Pooled` from the estimate over all images. `own`: the value of each seed."""
     shown = stats.without_few(estimate, every["prompt_id"].nunique())
-    return Pooled(shown.value, shown.low, shown.high, _spread(own), better)
+    return Pooled(shown.value, shown.low, shown.high, _spread(own))
 
 
 def _spread(values: Sequence[float | None]) -> float | None:
@@ -158,18 +154,19 @@ def _spread(values: Sequence[float | None]) -> float | None:
 def over_table(rows: Sequence[SeedsRow]) -> TextTable:
     """Format the rows of `over_seeds` as a table of texts."""
     options = _option_names(rows)
-    numbers = {name: pooled.better for row in rows for name, pooled in row.numbers.items()}
-    named = {"nfe": "NFE", "speedup": "speed-up", "speedup_geometric": "geometric mean"}
+    numbers = {name: f"{name} {ARROWS[pooled.better]}" for row in rows for name, pooled in row.numbers.items()}
+    speed_up = ARROWS[stats.speedup.better or "higher"]
+    named = {"nfe": f"NFE {ARROWS[stats.nfe.better or 'lower']}", "speedup": f"speed-up {speed_up}"}
+    named |= {"speedup_geometric": f"geometric mean {speed_up}"}
     digits = {name: 1 if name == "nfe" else 2 if name in named else 3 for name in numbers}
     lines = []
     for row in rows:
         chosen = [MISSING if row.options.get(name) is None else plain(row.options[name]) for name in options]
         cells = [_cell(row.numbers.get(name), digits[name]) for name in numbers]
         lines.append([row.decoder, *chosen, str(len(row.seeds)), str(row.images), *cells])
-    shown = (f"{named.get(name, name)} {ARROWS[better] if better else ''}".rstrip() for name, better in numbers.items())
-    headings = ["decoder", *options, "seeds", "images", *shown]
+    headings = ["decoder", *options, "seeds", "images", *(named.get(name, title) for name, title in numbers.items())]
     notes = [f"{copy} is a copy and is omitted." for row in rows for copy in row.copies]
-    notes += [f"{row.decoder}: {name} is not pooled: {why}." for row in rows for name, why in row.not_pooled.items()]
+    notes += [f"{name} is not pooled: {why}." for row in rows for name, why in row.not_pooled.items()]
     return plain_table(headings, lines, NOTE, [*dict.fromkeys(notes)])
 
 
