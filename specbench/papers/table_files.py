@@ -261,14 +261,12 @@ def _column(entry: Any, protocol: str | None, path: Path, place: str, out: str |
         if key not in valid:
             raise _wrong(file, f"{place}.key", str(unknown_name("key", key, [*valid, "score:METRIC"])))
         better = NUMBERS[key].better
-    if (stated := entry.get("better")) is not None:
-        if stated not in _BETTER:
-            raise _wrong(file, f"{place}.better", str(unknown_name("value", stated, _BETTER)))
-        if _BETTER[stated] and better not in (None, stated):
-            raise _wrong(file, f"{place}.better", f"'{stated}', but {better} values of {score or key} are better")
-        better = _BETTER[stated]
+    if (stated := entry.get("better", better or "none")) not in _BETTER:
+        raise _wrong(file, f"{place}.better", str(unknown_name("value", stated, _BETTER)))
+    if _BETTER[stated] and better not in (None, stated):
+        raise _wrong(file, f"{place}.better", f"'{stated}', but {better} values of {score or key} are better")
     return Column(
-        entry.get("name", key), key, entry["header"], score, entry.get("precision", 2), better,
+        entry.get("name", key), key, entry["header"], score, entry.get("precision", 2), _BETTER[stated],
         entry.get("scale", 1.0), *_stated(entry, file, place),
     )  # fmt: skip
 

@@ -114,7 +114,7 @@ def _scores(runs: Sequence[Run]) -> tuple[dict[str, Pooled], dict[str, str]]:
         several = sum(name == metric for name, _ in common) > 1
         name = f"{metric} ({fingerprint})" if several else metric
         if estimate is None or pd.isna(values).any():
-            reasons[name] = "it is not a mean over images" if estimate is None else "a seed has no value"
+            reasons[name] = "it is not a mean of values per image" if estimate is None else "a seed has no value"
         else:
             numbers[name] = Pooled(estimate.value, estimate.low, estimate.high, _spread(values), own[0]["better"])
     return numbers, reasons

@@ -192,7 +192,7 @@ def test_the_interval_of_the_gap_knows_how_few_images_it_has(tmp_path):
     column = Column("nll_gap", "nll_gap", "Gap", None, 3, "none", 1.0, RunSettings())
     measured = Measured(Run(tmp_path / SJD.run_id), row, None, (), None)
     gap = make_cell(TABLE.rows[1], column, measured, None, None)
-    assert gap.high - gap.value == pytest.approx(2.3646242515928 * row.value("nll_gap_se"))
+    assert gap.high - gap.value == pytest.approx(2.3646242515928 * row.by_key["nll_gap_se"])
 
 
 def test_other_prompts_than_the_table_asks_for_show_no_difference(tmp_path):
