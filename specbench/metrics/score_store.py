@@ -6,7 +6,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -157,9 +157,12 @@ def named_metric(name: str, folders: Iterable[Path]) -> str:
     try:
         return catalog.require_metric(name)
     except SpecbenchError:
-        scores = (score for folder in folders for score in read_scores(folder))
-        known = (score["identity"] for score in scores if score["metric"].partition(":")[0] == name)
-        if (reference := json.loads(next(known, "{}")).get("class")) is None:
+        reference = None
+        with suppress(SpecbenchError):  # damaged scores of some run do not hide the unknown name
+            scores = (score for folder in folders for score in read_scores(folder))
+            known = (score["identity"] for score in scores if score["metric"].partition(":")[0] == name)
+            reference = json.loads(next(known, "{}")).get("class")
+        if reference is None:
             raise
     hint = f"use --metric {reference}; without the plug-in, `specbench compare` subtracts stored scores"
     raise SpecbenchError(f"metric '{name}' is not installed; {reference} computed these scores", hint)

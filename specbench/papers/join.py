@@ -27,7 +27,7 @@ from specbench.papers.cells import (
 from specbench.papers.table import Column, Row, Table
 from specbench.papers.table_files import papers
 from specbench.prompts import public
-from specbench.reporting.columns import FAILED_AUDIT, failed_audit, lossless_claim
+from specbench.reporting.columns import FAILED_AUDIT, Claim, failed_audit, lossless_claim
 from specbench.reporting.comparability import Run, with_ar_runs
 from specbench.reporting.compare import MARKED, against, marks
 from specbench.reporting.row import ReportRow
@@ -39,12 +39,12 @@ from specbench.store.schema import KEY, RowStatus
 
 Prompts = frozenset[tuple[str, str]]  # (id, text) of each prompt
 NOT_RUN = "not run"
-_EXACTNESS = {
-    "yes": "Lossless: the images measured here follow the joint distribution of AR sampling.",
-    "no": "Not lossless: the images measured here do not follow the distribution of AR sampling.",
-    "theirs": "Measured here on tokens of another program.",
-    FAILED_AUDIT: f"{FAILED_AUDIT}: its images are not exact samples of the model.",
+_CLAIMS = {
+    Claim.LOSSLESS: "Declared lossless: images measured here should follow the joint distribution of AR sampling.",
+    Claim.LOSSY: "Declared lossy: images measured here need not follow the distribution of AR sampling.",
+    Claim.FOREIGN: "Measured here on tokens of another program.",
 }
+_FAILED = f"{FAILED_AUDIT}: its images are not exact samples of the model."
 _OVER_BASELINE = f"the ratio of latencies over the images in common with that row. {MARKED}"
 
 
@@ -200,8 +200,8 @@ def _line(
         cells[column.name] = make_cell(row, column, measured[column.name], short, fingerprints[column.name])
     there = [part for part in measured.values() if part is not None]
     runs = [run for part in there for run in seeds_of(part.run)]
-    exact = (FAILED_AUDIT if failed_audit(part.row) else lossless_claim(part.row) for part in there)
-    notes = [*dict.fromkeys(map(_EXACTNESS.__getitem__, exact))]
+    exact = (_FAILED if failed_audit(part.row) else _CLAIMS[lossless_claim(part.row)] for part in there)
+    notes = [*dict.fromkeys(exact)]
     notes += [f"Not run: {why}." for why in missing if why != NOT_RUN]
     notes += [row.notes["row"]] if "row" in row.notes else []
     notes += _mixed(there)

@@ -15,6 +15,7 @@ from specbench.reporting.row import ARROWS, SIGNS, ReportRow, ShownScore
 from specbench.stats import Better, Estimate, Number
 from specbench.stats.intervals import FEW_UNITS, is_real
 from specbench.store.run_store import AuditVerdict
+from specbench.system.json_values import Word
 
 MISSING = "-"
 MARK = "†"  # Marks a difference that is real by `specbench.stats.RULE`
@@ -243,9 +244,16 @@ def _with_window(row: ReportRow) -> str:
     return label if window is None else label.replace(row.label, f"{row.label} window={window}", 1)
 
 
-def lossless_claim(row: ReportRow) -> str:
-    """Return the value of the column `lossless`, without the audit."""
-    return "theirs" if row.imported else "yes" if row.lossless else "no"
+class Claim(Word):
+    """Value of the column `lossless`: what is declared, without the audit."""
+
+    LOSSLESS = "yes"
+    LOSSY = "no"
+    FOREIGN = "theirs"
+
+
+def lossless_claim(row: ReportRow) -> Claim:
+    return Claim.FOREIGN if row.imported else Claim.LOSSLESS if row.lossless else Claim.LOSSY
 
 
 def _exactness(row: ReportRow) -> str:

@@ -332,6 +332,9 @@ class Gate:
         """Raise a SpecbenchError if the condition holds (exit code `GATE`), or if the value is missing. `run`: run B; a
         condition can also name a number of its report row."""
         named = [row for row in rows if self.name in (row.name, row.name.removesuffix(f" ({row.fingerprint})"))]
+        if named and run and self.name in stats.RUN_NUMBERS:
+            hint = f"name the score with its fingerprint: {self.name} ({named[0].fingerprint})"
+            raise SpecbenchError(f"--fail-if '{self.text}': '{self.name}' is a number of runs and a metric", hint)
         if not named:
             of_run = report_row(Run(run), ()) if run else None
             numbers = {name: number for name in of_run.by_key if (number := of_run.number(name))} if of_run else {}

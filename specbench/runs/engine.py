@@ -101,13 +101,15 @@ def _last_part(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].casefold()
 
 
-def _reads_ids(model: ImageModel) -> TypeGuard[FamilyModel]:
+def reads_prompt_ids(model: ImageModel) -> TypeGuard[FamilyModel]:
+    """Return whether a prompt of the model is a list of ids that an engine can also read."""
     return isinstance(model, FamilyModel) and type(model).prompt_ids is not FamilyModel.prompt_ids
 
 
 def refuse_other_prompt(model: ImageModel, text: str, ids: Any, where: str) -> None:
-    """Raise a SpecbenchError if the ids of the prompt that a program has read are not the model's ids of `text`."""
-    if ids is None or not _reads_ids(model) or ids == (own := model.prompt_ids(text)[0]):
+    """Raise a SpecbenchError if the ids of the prompt that a program has read are not the model's ids of `text`.
+    Models without prompt ids accept all."""
+    if ids is None or not reads_prompt_ids(model) or ids == (own := model.prompt_ids(text)[0]):
         return
     try:
         read, ours = (model.tokenizer.decode(part, skip_special_tokens=False) for part in (ids, own))
@@ -122,7 +124,7 @@ class EngineModel:
     """A model served by an engine. `seconds`: duration of the requests of the last `draw`."""
 
     def __init__(self, engine: Engine, model: ImageModel, sampling: Sampling):
-        if not _reads_ids(model):
+        if not reads_prompt_ids(model):
             raise SpecbenchError(f"an engine takes prompts as token ids, but {model.name} does not")
         self._ids: list[int] = model.table_ids(torch.arange(model.layout.vocab, device=model.device)).tolist()
         self._words = model.backbone.embed_tokens.num_embeddings

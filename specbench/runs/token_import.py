@@ -30,7 +30,7 @@ from specbench.prompts import (
     text_id,
 )
 from specbench.runs import compiler
-from specbench.runs.engine import EngineModel, find_engine, refuse_other_prompt
+from specbench.runs.engine import EngineModel, find_engine, reads_prompt_ids, refuse_other_prompt
 from specbench.runs.plan import plan_model, plan_sampling
 from specbench.runs.preparation import load_for_run
 from specbench.runs.settings import MAX_SEED, RunSettings, merge, names_with, run_settings
@@ -102,11 +102,12 @@ def run_of_tokens(path: Path, program: str, settings: RunSettings, out: Path, id
         except SpecbenchError as error:
             raise SpecbenchError(f"{path}: image {row + 1}: {error.what}", error.try_this) from None
     loaded = _loaded(model, settings)
-    for row, ids in enumerate(columns.get("prompt_token_ids", ())):
-        refuse_other_prompt(loaded, requests[row].text, ids, f"{path}: image {row + 1}")
-    tokens = read_stream(
-        [whole_ids(path, row, image) for row, image in enumerate(columns["tokens"])], loaded, path, ids
-    )
+    if (read := columns.get("prompt_token_ids", [])) and not reads_prompt_ids(loaded):
+        console.warn(f"{path.name}: prompt_token_ids are not compared, because '{model.name}' is not prompted with ids")
+    for row, prompt_ids in enumerate(read):
+        refuse_other_prompt(loaded, requests[row].text, prompt_ids, f"{path}: image {row + 1}")
+    streams = [whole_ids(path, row, image) for row, image in enumerate(columns["tokens"])]
+    tokens = read_stream(streams, loaded, path, ids)
     _tell_copies(tokens)
     digest = hashlib.sha256(read_regular(path, MAX_BYTES)).hexdigest()
     images = []

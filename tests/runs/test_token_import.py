@@ -321,9 +321,13 @@ def test_a_prompt_that_differs_from_the_ids_that_a_program_read_is_named(tmp_pat
     line += ["--ids", "codes", "--weights", tmp_path / "janus", "--out", tmp_path / "results", "--from"]
     wrong = cli(*line, written(tmp_path / "t.jsonl", rows))
     wrong.refused("image 2: the program read the prompt '", "<|User|>: a blue cat", "<|User|>: a green cat")
-    for ids, code in ((rows[1]["prompt_token_ids"][:-1], 2), ([-1], 2), ("a blue cat", 2), (None, 0)):
+    green = model.prompt_ids("a green cat")[0]
+    for ids, code in ((green[:-1], 2), ([-1], 2), ("a blue cat", 2), (None, 0), (green, 0)):
         rows[1]["prompt_token_ids"] = ids
         assert cli(*line, written(tmp_path / "t.jsonl", rows)).code == code
+    rows = [{"prompt": "a red circle", "tokens": [1] * 256, "prompt_token_ids": [1, 2]}]
+    line = ["import", "tokens", "--model", "shapes", "--ids", "codes", "--program", "vLLM", "--out", tmp_path, "--from"]
+    assert "prompt_token_ids are not compared" in cli(*line, written(tmp_path / "t.jsonl", rows)).err
 
 
 @pytest.mark.slow
