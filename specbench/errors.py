@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from specbench import names
 
@@ -82,20 +82,23 @@ def unknown_name(kind: str, name: str, valid: Iterable[str], most: int = 12) -> 
     return SpecbenchError(f"unknown {kind} '{name}'", hint)
 
 
+Name = TypeVar("Name", bound=str)
+
+
 def read_name(
     kind: str,
     name: str,
-    valid: Iterable[str],
+    valid: Iterable[Name],
     also: Mapping[str, Iterable[str]] | None = None,
     fallback: Sequence[str] = (),
-) -> str:
+) -> Name:
     """Resolve a typed name to the valid name that `names.fitting` finds, or else to the only name in `fallback`."""
     valid = list(valid)
     if len(fitting := names.fitting(name, valid, kind, also) or list(fallback)) > 1:
         raise SpecbenchError(f"{kind} '{name}' is ambiguous", f"name one of: {', '.join(fitting)}")
     if not fitting:
         raise unknown_name(kind, name, valid)
-    return fitting[0]
+    return next(entry for entry in valid if entry == fitting[0])
 
 
 def place(error: BaseException) -> str:

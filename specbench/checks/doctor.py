@@ -14,10 +14,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from specbench.errors import SpecbenchError
+from specbench.errors import SpecbenchError, read_name
 from specbench.metrics import catalog as metric_catalog
 from specbench.models.catalog import check_model, default_prompts, find_model, models
-from specbench.models.facts import AS_PUBLISHED, EIGHT_BITS_GAIN, ModelChoice, ModelFacts
+from specbench.models.facts import AS_PUBLISHED, EIGHT_BITS_GAIN, SCALES, ModelChoice, ModelFacts, Scale
 from specbench.models.hub_model import HubModel
 from specbench.runs import compiler
 from specbench.runs.memory_estimate import footprint, free_memory
@@ -84,7 +84,7 @@ def doctor(
     weights: str | None = None,
     revision: str | None = None,
     random_weights: bool = False,
-    scale: str = "full",
+    scale: Scale = "full",
     metrics: Sequence[str] = (),
     measure: bool = False,
     protocol: str | None = None,
@@ -106,8 +106,7 @@ def doctor(
         SpecbenchError: an unknown model or metric, or a choice of weights without a model or for a model that offers
             no choice.
     """
-    if scale not in ("full", "tiny"):
-        raise SpecbenchError(f"--scale {scale}: unknown", "valid: full, tiny")
+    scale = read_name("size of a model", scale, SCALES)
     choice = ModelChoice(weights, revision, random=random_weights, tiny=scale == "tiny")
     if choice != AS_PUBLISHED and not model:
         raise SpecbenchError("--weights, --revision, --random-weights and --scale require --model")
@@ -128,7 +127,7 @@ def doctor(
         *(_peaks(measure) if imports else ()),
         *(row for name in chosen for row in _metric(name)),
         *_plugins(),
-        *_disk(Path(out)),
+        _disk(Path(out)),
     ]
 
 
@@ -146,10 +145,8 @@ def _packages() -> list[DoctorRow]:
         try:
             here = metadata.version(name)
             if _older(here, requirement):
-                fix = f"pip install --upgrade '{requirement}'"
-                rows.append(
-                    _row(name, Area.PACKAGE, MISSING, f"version {here} is too old (needed: {requirement})", fix)
-                )
+                detail = f"version {here} is too old (needed: {requirement})"
+                rows.append(_row(name, Area.PACKAGE, MISSING, detail, f"pip install --upgrade '{requirement}'"))
             elif name != "torch":  # torch has a separate row
                 rows.append(_row(name, Area.PACKAGE, OK, here))
         except metadata.PackageNotFoundError:
@@ -200,33 +197,17 @@ def _acceleration() -> list[DoctorRow]:
         rows.append(_row("GPU", Area.MACHINE, WARNING if fix else OK, f"torch finds no GPU: {no_gpu_reason()}", fix))
     lacking = compiler.missing("cuda" if gpu else "cpu")
     fix = "install it, or decode more slowly with --compile off" if lacking and gpu else ""
-    rows.append(
-        _row(
-            "compilation",
-            Area.ACCELERATION,
-            WARNING if fix else OK,
-            lacking or "compiler and headers are installed",
-            fix,
-        )
-    )
+    text = lacking or "compiler and headers are installed"
+    rows.append(_row("compilation", Area.ACCELERATION, WARNING if fix else OK, text, fix))
     if importlib.util.find_spec("pynvml"):
         rows.append(_row("nvidia-ml-py", Area.ACCELERATION, OK, metadata.version("nvidia-ml-py")))
     else:
         detail = "not installed: clocks, power and other processes of an NVIDIA GPU are not recorded"
         fix = "pip install 'nvidia-ml-py>=12'" if torch.version.cuda and gpu else ""
         rows.append(_row("nvidia-ml-py", Area.ACCELERATION, WARNING if fix else OK, detail, fix))
-    if (forced := os.environ.get("NVIDIA_TF32_OVERRIDE", "0")) != "0":
-        return [
-            *rows,
-            _row(
-                "TF32",
-                Area.ACCELERATION,
-                WARNING,
-                f"NVIDIA_TF32_OVERRIDE={forced} may enable it",
-                "unset that variable",
-            ),
-        ]
-    return [*rows, _row("TF32", Area.ACCELERATION, OK, "off while decoding")]
+    forced = os.environ.get("NVIDIA_TF32_OVERRIDE", "0")
+    tf32 = (OK, "off while decoding") if forced == "0" else (WARNING, f"NVIDIA_TF32_OVERRIDE={forced} may enable it")
+    return [*rows, _row("TF32", Area.ACCELERATION, *tf32, "unset that variable" if forced != "0" else "")]
 
 
 def _limits() -> DoctorRow:
@@ -320,13 +301,8 @@ def _peak(device: str, dtype: str, threads: int, peak: Peak | None, refusal: Spe
         kept = f"; the earlier value is still used: {peak.source}" if peak else ""
         return _row(name, Area.PEAK, WARNING, f"{refusal.what}{kept}", refusal.try_this)
     if peak is None:
-        return _row(
-            name,
-            Area.UNKNOWN_PEAK,
-            OK,
-            "unknown; each run measures it briefly for its roofline ratio",
-            "specbench doctor --measure",
-        )
+        text = "unknown; each run measures it briefly for its roofline ratio"
+        return _row(name, Area.UNKNOWN_PEAK, OK, text, "specbench doctor --measure")
     large, small = peak.bandwidth(2**40) / 1e9, peak.bandwidth(0) / 1e9
     cached = f" ({small:,.1f} from cache)" if small > 1.05 * large else ""
     return _row(name, Area.PEAK, OK, f"{large:,.1f} GB/s{cached}, {peak.flops / 1e12:,.3g} TFLOP/s: {peak.source}")
@@ -357,21 +333,14 @@ def _plugins() -> list[DoctorRow]:
     return rows
 
 
-def _disk(out: Path) -> list[DoctorRow]:
+def _disk(out: Path) -> DoctorRow:
     try:
         check_writable(out)
     except SpecbenchError as error:
-        return [_row("results folder", Area.MACHINE, MISSING, error.what, error.try_this)]
+        return _row("results folder", Area.MACHINE, MISSING, error.what, error.try_this)
     existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     free = shutil.disk_usage(existing).free / 2**30
     if free < LOW_DISK_GIB:
-        return [
-            _row(
-                "results folder",
-                Area.MACHINE,
-                WARNING,
-                f"{out.absolute()}, only {free:.1f} GiB free",
-                "free some space",
-            )
-        ]
-    return [_row("results folder", Area.MACHINE, OK, f"{out.absolute()}, {free:.0f} GiB free")]
+        text = f"{out.absolute()}, only {free:.1f} GiB free"
+        return _row("results folder", Area.MACHINE, WARNING, text, "free some space")
+    return _row("results folder", Area.MACHINE, OK, f"{out.absolute()}, {free:.0f} GiB free")

@@ -46,7 +46,7 @@ def _findings(make: Callable[[], Metric], prompts: str | None, draw: np.random.G
     samples = [
         Sample(prompt.id, sample, prompt.text, prompt.category, prompt.meta, draw.integers(0, 256, _SHAPE, np.uint8))
         for prompt in accepted[:_IMAGES]
-        for sample in range(getattr(made, "samples", 1))
+        for sample in range(made.samples)
     ]
     made.prepare()
     return MetricChecks(made, make, samples).all_findings()

@@ -39,7 +39,7 @@ from specbench.stats.rosenblatt import LEVEL, RosenblattResult, Tokens, audit_to
 from specbench.store.run_folders import find_runs
 from specbench.store.run_info import RunInfo
 from specbench.store.run_store import AuditVerdict, RunStore, images_fingerprint, write_audit
-from specbench.store.schema import KEY
+from specbench.store.schema import KEY, RowStatus
 
 _Name = TypeVar("_Name", bound=str)
 FormatLoader = Callable[[str], ImageModel]
@@ -119,7 +119,7 @@ def audit_run(
     """
     folder = Path(folder)
     info, rows = RunStore(folder).info(), RunStore(folder).samples(_COLUMNS)
-    rows = rows[rows["status"] == "ok"].sort_values(list(KEY), ignore_index=True)
+    rows = rows[rows["status"] == RowStatus.OK].sort_values(list(KEY), ignore_index=True)
     if rows.empty:
         raise SpecbenchError(f"run '{folder.name}' has no decoded images to audit")
     checkpoint, foreign = checkpoint_of(info, weights, revision), info.spec.tokens_sha256 is not None

@@ -33,7 +33,7 @@ from specbench.store.packed import changed_members, extract
 from specbench.store.run_folders import find_runs, runs_in
 from specbench.store.run_info import RUN_JSON
 from specbench.store.run_store import RunStore, image_bytes, read_image
-from specbench.store.schema import AR_SPANS, SAMPLES
+from specbench.store.schema import AR_SPANS, SAMPLES, RowStatus
 from specbench.store.token_sums import LISTS, SUMS, token_sums
 from specbench.system.console import counted, one_line
 from specbench.system.device_peaks import KNOWN
@@ -152,7 +152,7 @@ def _facts(run: Path) -> Iterator[tuple[str, VerifyStatus, str]]:
     for piece in RunStore(run).batches([*SAMPLES.names, *SUMS.names]):
         rows, again = piece.to_pandas(), token_sums(piece.select(LISTS)).to_pandas()
         summed = np.isclose(rows[SUMS.names], again, equal_nan=True).all(axis=1)
-        for row in rows.assign(summed=summed)[rows["status"] == "ok"].to_dict("records"):
+        for row in rows.assign(summed=summed)[rows["status"] == RowStatus.OK].to_dict("records"):
             wrong.update(_contradictions(row, bool(decoder.lossless)))
             if not decoder.drafts and np.any(row["drafted"]):
                 wrong["it has drafts, although the decoder makes none"] += 1
@@ -214,7 +214,7 @@ def _drawing(run: Path, device: str) -> tuple[VerifyStatus, str]:
         worst, checked = 0.0, 0
         for piece in store.batches(["status", "tokens", "prompt", "image", "image_sha256"], size=16):
             rows = piece.to_pandas()
-            rows = rows[(rows["status"] == "ok") & rows["image"].notna()]
+            rows = rows[(rows["status"] == RowStatus.OK) & rows["image"].notna()]
             if rows.empty:
                 continue
             tokens = torch.tensor(np.stack(rows["tokens"]), dtype=torch.long, device=model.device)

@@ -10,7 +10,8 @@ from typing import Any
 from specbench.cli import options as opt
 from specbench.cli.commands import command
 from specbench.cli.output import print_json, print_table
-from specbench.errors import GATE, MISSING_PREREQUISITE, SpecbenchError
+from specbench.errors import GATE, MISSING_PREREQUISITE, SpecbenchError, read_name
+from specbench.models.facts import SCALES
 from specbench.runs.settings import run_settings
 from specbench.specs.options import Use
 from specbench.specs.presets import PRESETS, require_decoders
@@ -46,7 +47,8 @@ def doctor(
 ) -> None:
     from specbench.checks import doctor as machine
 
-    rows = machine.doctor(model, out, weights, revision, random_weights, scale, metric or (), measure, protocol)
+    known = read_name("size of a model", scale, SCALES)
+    rows = machine.doctor(model, out, weights, revision, random_weights, known, metric or (), measure, protocol)
     print_json(rows) if json else _print_readiness(rows if everything else machine.in_short(rows))
     if missing := dict.fromkeys(row["name"] for row in rows if row["status"] == machine.MISSING):
         raise SpecbenchError(f"not ready: {', '.join(missing)}", "see the fixes above", MISSING_PREREQUISITE)

@@ -39,10 +39,10 @@ def train_head(
 ) -> None:
     from specbench.training import head as heads
 
-    progress, device = _Progress(), chosen_device(device)
+    progress, device, known = _Progress(), chosen_device(device), heads.head_name(kind)
     tell = None if quiet else progress.tell
     try:
-        print(heads.train_head(out, model, data, images, epochs, batch, lr, seed, device, threads, tell, kind))
+        print(heads.train_head(out, model, data, images, epochs, batch, lr, seed, device, threads, tell, known))
     finally:
         progress.finish()
 
@@ -94,5 +94,6 @@ def check_head(
 ) -> None:
     from specbench.training import head as heads
 
-    rows = heads.check_head(model, head, data, images, depths, seed, chosen_device(device), threads, kind)
+    device, known = chosen_device(device), heads.head_name(kind)
+    rows = heads.check_head(model, head, data, images, depths, seed, device, threads, known)
     print_json(rows) if json else print_table(rows, ("depth", "tv", "tv_low", "tv_high", "acceptance"))

@@ -17,7 +17,7 @@ from rich.markup import escape
 from specbench.errors import SpecbenchError, enumerated
 from specbench.metrics.catalog import PROTOCOLS
 from specbench.runs.settings import run_settings
-from specbench.specs.options import Option, Setting, plain
+from specbench.specs.options import Option, Setting, Use, plain
 from specbench.specs.presets import PRESETS, options_of
 from specbench.system import console
 from specbench.system.table_formats import FORMATS, format_name, formats_with
@@ -162,14 +162,14 @@ def _parameter(name: str, setting: Setting, default: str | None) -> inspect.Para
     switch = setting.type is bool
     kind = bool | None if switch else list[str] | None if setting.many else str | None
     short = ["-q"] if setting.name == "quiet" else []
-    off = f"/--no-{setting.name}" if switch and setting.panel == "Decoder options" else ""
+    off = f"/--no-{setting.name}" if switch and Use.OPTION in setting.uses else ""
     more: dict[str, Any] = {"metavar": setting.metavar, "rich_help_panel": setting.panel, "show_default": False}
     option = typer.Option(None, f"--{setting.name}{off}", *short, help=_help(setting, default), **more)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
 
 
 def _help(setting: Setting, default: str | None) -> str:
-    if setting.panel == "Decoder options":
+    if Use.OPTION in setting.uses:
         return ". ".join(_decoder_help(option, bool(setting.others)) for option in (setting, *setting.others))
     text = _sentence(setting.help)
     if default is None and (setting.unset or setting.type is bool or setting.value_unset in ("", ())):

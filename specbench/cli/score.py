@@ -102,10 +102,11 @@ def _no_score(folders: Sequence[Path]) -> SpecbenchError:
     import pandas as pd
 
     from specbench.store.run_store import RunStore
+    from specbench.store.schema import RowStatus
 
     columns = ["status", "error", "image"]
     rows = pd.concat([pd.DataFrame(columns=columns), *(RunStore(folder).samples(columns) for folder in folders)])
-    if len(rows) and rows["status"].ne("ok").all():
+    if len(rows) and rows["status"].ne(RowStatus.OK).all():
         return SpecbenchError(f"no score: no image was decoded; the first failed: {rows['error'].iloc[0]}")
     if len(rows) and rows["image"].isna().all():
         return SpecbenchError("no score: these runs have no image files", "see the reason that `specbench run` printed")

@@ -26,6 +26,7 @@ from specbench.metrics.catalog import BENCHMARKS
 from specbench.runs.settings import run_settings
 from specbench.specs.options import Use
 from specbench.system import console
+from specbench.system.torch_device import AUTO, chosen_device
 
 _PLAIN_WIDTH = 120  # Line width of a card if stdout is no terminal
 _LAYOUTS = (*BENCHMARKS, "cvtg-2k", "dataset")
@@ -204,12 +205,12 @@ def pack(
 def verify(
     path: Path = argument("PATH", "File of specbench pack, results folder, or a run."),
     recompute: bool = switch("--recompute", "Recompute p with the model instead of using the recorded values."),
-    device: str = option("--device", "DEVICE", "With --recompute: torch device.", "cpu"),
+    device: str = option("--device", "DEVICE", "With --recompute: torch device.", AUTO),
     json: bool = Json,
 ) -> None:
     from specbench.checks import verify as checks
 
-    rows = checks.verify(path, recompute, device)
+    rows = checks.verify(path, recompute, chosen_device(device) if recompute else device)
     print_json(rows) if json else print_table(rows, ("run", "check", "status", "detail"))
     if wrong := [row for row in rows if row["status"] == checks.WRONG]:
         raise SpecbenchError(f"{len(wrong)} of {len(rows)} checks failed: {wrong[0]['detail']}", exit_code=GATE)

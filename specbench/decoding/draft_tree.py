@@ -20,6 +20,18 @@ def chain(columns: int) -> Tree:
     return Tree(tuple(range(-1, columns - 1)))
 
 
+@lru_cache
+def independent_paths(paths: int, drafts: int) -> Tree:
+    """Build a root and `paths` chains of `drafts` columns from it, ordered by depth."""
+    return Tree((-1, *[0] * paths, *range(1, 1 + paths * (drafts - 1))) if drafts else (-1,))
+
+
+def columns_by_path(paths: int, drafts: int, device: torch.device) -> Tensor:
+    """Return the columns [paths, 1 + drafts] of `independent_paths` on each path."""
+    columns = 1 + torch.arange(paths * drafts, device=device).view(drafts, paths).T
+    return torch.cat([columns.new_zeros(paths, 1), columns], 1)
+
+
 class Level(NamedTuple):
     """Tests of all drafts of one sibling index above 0. They follow the tests of the previous index."""
 

@@ -17,12 +17,10 @@ the paper. This is lossless, because q* is the true distribution of the verified
 afterwards. (Committing the path with most accepted drafts, as `path_jacobi` does, is lossy: it depends on the coins.)
 """
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
-from specbench.decoding.draft_tree import chain
+from specbench.decoding.draft_tree import chain, columns_by_path, independent_paths
 from specbench.decoding.drafters.eagle import Eagle, TreeLevel
 from specbench.decoding.drafters.token_init import Init
 from specbench.decoding.interfaces import Context, Proposal
@@ -30,7 +28,6 @@ from specbench.decoding.loop import Loop
 from specbench.decoding.noise import Stream
 from specbench.decoding.sampling import at
 from specbench.decoding.verification.chain_verification import verify_chain
-from specbench.models.interface import Tree
 
 
 class EaglePaths(Eagle):
@@ -47,18 +44,6 @@ class EaglePaths(Eagle):
             root = slots[:, :1].expand(-1, self.paths - 1)
             race = torch.cat([race, self._batch.noise.race(root, Stream.SIBLING, step * self.columns + leaves)], 1)
         return (p / race).argmax(-1)
-
-
-@lru_cache
-def independent_paths(paths: int, drafts: int) -> Tree:
-    """Build a root and `paths` chains of `drafts` columns from it, ordered by depth."""
-    return Tree((-1, *[0] * paths, *range(1, 1 + paths * (drafts - 1))) if drafts else (-1,))
-
-
-def columns_by_path(paths: int, drafts: int, device: torch.device) -> Tensor:
-    """Return the columns [paths, 1 + drafts] of `independent_paths` on each path."""
-    columns = 1 + torch.arange(paths * drafts, device=device).view(drafts, paths).T
-    return torch.cat([columns.new_zeros(paths, 1), columns], 1)
 
 
 def best_path(ratio: Tensor, drafts: Tensor) -> Tensor:

@@ -8,18 +8,15 @@ Lossy for K > 1: the choice of the path depends on its coins. The authors call t
 the rule follows their released code. With a single path it is SJD.
 """
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
-from specbench.decoding.draft_tree import chain
+from specbench.decoding.draft_tree import columns_by_path, independent_paths
 from specbench.decoding.drafters.jacobi import Jacobi
 from specbench.decoding.drafters.token_init import Init
 from specbench.decoding.interfaces import Batch, Context, Proposal, Verification
 from specbench.decoding.loop import Loop
 from specbench.decoding.verification.chain_verification import verify_chain
-from specbench.models.interface import Tree
 
 
 class PathJacobi:
@@ -41,8 +38,9 @@ class PathJacobi:
         self.chains = self._jacobi.propose(committed, width, step)
         tokens, positions = (x.unflatten(0, (-1, self.paths)) for x in (self.chains.tokens, self.chains.positions))
         root, drafts = (tokens[:, 0, :1], positions[:, 0, :1]), (tokens[..., 1:], positions[..., 1:])
-        tokens, positions = (torch.cat([first, later.flatten(1)], 1) for first, later in zip(root, drafts, strict=True))
-        return Proposal(tokens, positions, self.chains.q, path_tree(self.paths, width - 1), self.columns)
+        pairs = zip(root, drafts, strict=True)
+        tokens, positions = (torch.cat([first, later.mT.flatten(1)], 1) for first, later in pairs)
+        return Proposal(tokens, positions, self.chains.q, independent_paths(self.paths, width - 1), self.columns)
 
     def observe_paths(
         self, verified: Verification, chosen: Verification, positions: Tensor, shift: Tensor, keep_tail: bool
@@ -54,23 +52,6 @@ class PathJacobi:
         same, tokens = (x.repeat_interleave(self.paths, 0) for x in (same, chosen.tokens))
         self._tokens.scatter_(1, place, torch.where(same, tokens, verified.tokens))
         self._jacobi.observe(verified, place, shift.repeat_interleave(self.paths), keep_tail)
-
-
-@lru_cache
-def path_tree(paths: int, drafts: int) -> Tree:
-    """Build a root and `paths` chains of `drafts` columns from it."""
-    if paths == 1 or not drafts:
-        return chain(1 + drafts)
-    parents = [-1]
-    for _ in range(paths):
-        parents += [0, *range(len(parents), len(parents) + drafts - 1)]
-    return Tree(tuple(parents))
-
-
-def path_columns(paths: int, drafts: int, device: torch.device) -> Tensor:
-    """Return the columns [paths, 1 + drafts] of `path_tree` on each path."""
-    columns = 1 + torch.arange(paths * drafts, device=device).view(paths, drafts)
-    return torch.cat([columns.new_zeros(paths, 1), columns], 1)
 
 
 def longest_path(first: Tensor) -> Tensor:
@@ -87,7 +68,7 @@ class PathLoop(Loop):
     def _commit(self, logits: Tensor, proposal: Proposal) -> None:
         drafter, chains, device = self._drafter, self._drafter.chains, logits.device
         width = chains.positions.shape[1]
-        columns = path_columns(drafter.paths, width - 1, device)
+        columns = columns_by_path(drafter.paths, width - 1, device)
         p = self._target(logits, proposal.positions)[:, columns].flatten(0, 1)
         steps = self.steps.repeat_interleave(drafter.paths, 0)
         verified = verify_chain(p, chains, self._verifier, self._refinement, drafter.noise, steps)

@@ -315,18 +315,17 @@ def made_score(metric: Metric) -> Origin:
 
 def _origin(metric: Metric, identity: Mapping[str, str]) -> Origin:
     """Make an origin from an identity; add the GPU's arithmetic, and a plug-in's code, networks and reference."""
-    facts, settings = dict(identity), getattr(metric, "settings", None)  # a plug-in's class may lack it
-    if settings and settings.device.startswith("cuda"):  # older scores lack this fact: convolutions used TF32
+    facts = dict(identity)
+    if metric.settings.device.startswith("cuda"):  # older scores lack this fact: convolutions used TF32
         facts["float32"] = "without TF32"
-    reference = getattr(metric, "class_reference", None)
-    if reference is not None:
-        code = code_of([reference])
-        facts |= {"class": reference, "code": code.digest[:16] if code else "specbench's"}
-        for name, repository in getattr(metric, "repositories", {}).items():
+    if metric.class_reference is not None:
+        code = code_of([metric.class_reference])
+        facts |= {"class": metric.class_reference, "code": code.digest[:16] if code else "specbench's"}
+        for name, repository in metric.repositories.items():
             facts[name] = metric.network_identity(repository)
-        if getattr(metric, "kind", "plain") == "distance" and "reference" not in metric.identity():
-            facts |= getattr(metric, "reference_identity", {})
-        methods = [inspect.unwrap(getattr(type(metric), name, len)) for name in ("scores", "difference")]
+        if metric.kind == "distance" and "reference" not in metric.identity():
+            facts |= metric.reference_identity
+        methods = [inspect.unwrap(getattr(type(metric), name)) for name in ("scores", "difference")]
         if methods == [PerImageMetric.scores, PerImageMetric.difference]:
             facts["score"] = MEAN_OF_IMAGES
     return Origin(metric.name, facts)

@@ -224,28 +224,26 @@ def metric(name: str) -> Any:
 
 def _foreign(cls: Any, reference: str) -> Any:
     """Check a plug-in's metric class. Wrap its methods, so that errors and wrong results name the metric."""
-    whole = isinstance(cls, type) and all(hasattr(cls, part) for part in ("features", "scores", "identity"))
-    if not whole:
-        raise SpecbenchError(f"'{reference}' is not a metric of specbench", "subclass specbench.metrics.base.Metric")
-
-    refuse_edited(code_of([reference]))
-    from specbench.metrics.base import Kind, Metric  # the plug-in has already imported it
+    from specbench.metrics.base import Kind, Metric  # a metric of a plug-in has already imported it
     from specbench.stats import Better
     from specbench.system.downloads import Download
 
+    if not (isinstance(cls, type) and issubclass(cls, Metric)):
+        raise SpecbenchError(f"'{reference}' is not a metric of specbench", "subclass specbench.metrics.base.Metric")
+    refuse_edited(code_of([reference]))
     listed = {"missing": tuple, "missing_packages": tuple, "downloads": Download}
 
     def guarded(method: str) -> Callable[..., Any]:
         @functools.wraps(getattr(cls, method))
         def call(self: Any, *arguments: Any, **named: Any) -> Any:
             try:
-                with naming_plugin("metric", str(getattr(self, "name", reference)), cls.__module__):
+                with naming_plugin("metric", self.name, cls.__module__):
                     value = getattr(cls, method)(self, *arguments, **named)
                     if method in listed and not all(isinstance(item, listed[method]) for item in value):
                         raise TypeError(f"{method}() returned {value!r:.60}")
                     return value
             except PluginError as error:
-                if getattr(self, "kind", "") == "distance" and self.settings.reference is None:
+                if self.kind == "distance" and self.settings.reference is None:
                     error.try_this = "give its reference images: --reference DIR; if it needs none, fix the plug-in"
                 raise
 
@@ -253,20 +251,21 @@ def _foreign(cls: Any, reference: str) -> Any:
 
     def made(self: Any, *arguments: Any) -> None:
         with naming_plugin("metric", reference, cls.__module__):
+            Metric.__init__(self, *arguments)  # the class may not call it
             cls.__init__(self, *arguments)
-            range(self.batch)[0], range(getattr(self, "samples", 1))[0]  # error if one of them is not above 0
+            range(self.batch)[0], range(self.samples)[0]  # error if one of them is not above 0
             for fact, values in (("better", get_args(Better)), ("kind", get_args(Kind))):
-                if (value := getattr(self, fact, values[0])) not in values:
+                if (value := getattr(self, fact)) not in values:
                     raise ValueError(f"{fact} is {value!r:.40}, not {' or '.join(values)}")
             for fact in ("unit", "unjudged"):
-                if not isinstance(value := getattr(self, fact, ""), str):
+                if not isinstance(value := getattr(self, fact), str):
                     raise TypeError(f"{fact} is {value!r:.40}, not a text")
         name = getattr(self, "name", None)
         if not path_component(name) or name in METRICS:
             taken = "the name of a built-in metric" if path_component(name) else "not a valid name"
             raise SpecbenchError(f"metric '{reference}' is called {name!r:.100}, {taken}", "use letters, digits .+-[]")
 
-    methods = [name for name in vars(Metric) if not name.startswith("_") and callable(getattr(cls, name, None))]
+    methods = [name for name in vars(Metric) if not name.startswith("_") and callable(getattr(cls, name))]
     parts = {"__init__": made, "__module__": cls.__module__, "class_reference": reference}
     return type(cls.__name__, (cls,), {name: guarded(name) for name in methods} | parts)
 

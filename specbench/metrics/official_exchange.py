@@ -31,7 +31,7 @@ from specbench.metrics.score_store import forget, scores_to_show
 from specbench.metrics.scoring import run_images, samples_of, score, why_unfit
 from specbench.prompts.public_files import COMPBENCH_CATEGORIES, ONEIG_CATEGORIES, official_row
 from specbench.store.run_store import RunStore, read_image
-from specbench.store.schema import image_name, read_meta
+from specbench.store.schema import RowStatus, image_name, read_meta
 from specbench.system.digests import digest_of
 from specbench.system.files import blaming
 from specbench.system.images import png_bytes
@@ -84,7 +84,7 @@ def export_images(benchmark: str, run: Path, target: Path) -> int:
     stored = RunStore(run).samples(["prompt", "category", "meta", "status", "image", "image_sha256"])
     rows = [
         _Row(run, row.prompt_id, row.prompt, int(row.sample), row.category, meta, row.image, row.image_sha256)
-        for row in stored[(stored["status"] == "ok") & stored["image"].notna()].itertuples()
+        for row in stored[(stored["status"] == RowStatus.OK) & stored["image"].notna()].itertuples()
         if fits(row.category, meta := read_meta(row.meta))
     ]
     if not rows:

@@ -249,7 +249,7 @@ def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None
     features = image_features(folder, metric).merge(images[[*KEY, "started_at"]], on=[*KEY, "started_at"])
     digest, identity = made_score(metric).fingerprint, json.dumps(made_score(metric).facts, sort_keys=True)
     cut, reason = _cut(metric, images["prompt"].tolist())
-    code, declared = code_of([getattr(metric, "class_reference", None)]), _declared(metric)
+    code, declared = code_of([metric.class_reference]), _declared(metric)
     rows = [
         {
             "metric": item.name,
@@ -288,8 +288,8 @@ def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None
 
 
 def _declared(metric: Metric) -> dict[str, str]:
-    """Return the facts that a metric declares to readers; a plug-in without specbench's base class gets defaults."""
-    facts = {name: getattr(metric, name, getattr(Metric, name)) for name in ("better", "kind", "unit", "unjudged")}
+    """Return the facts that a metric declares to readers."""
+    facts = {name: getattr(metric, name) for name in ("better", "kind", "unit", "unjudged")}
     if metric.name in catalog.METRICS:
         facts["unjudged"] = catalog.METRICS[metric.name].unjudged
     return facts
@@ -297,7 +297,7 @@ def _declared(metric: Metric) -> dict[str, str]:
 
 def _cut(metric: Metric, captions: Sequence[str]) -> tuple[float | None, str | None]:
     """Return the share of captions that the metric truncates (None if unknown), and a warning if it is not 0."""
-    cut = metric.captions_cut(captions) if captions and hasattr(metric, "captions_cut") else None
+    cut = metric.captions_cut(captions) if captions else None
     if cut is None or not cut[0]:
         return (None if cut is None else 0.0), None
     count, tokens = cut

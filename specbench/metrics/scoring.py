@@ -25,7 +25,7 @@ from specbench.models.facts import RANDOM
 from specbench.models.shapes.captions import parse
 from specbench.store.image_scores import ImageScores, owner_of
 from specbench.store.run_store import RunStore, read_image
-from specbench.store.schema import KEY, read_meta
+from specbench.store.schema import KEY, RowStatus, read_meta
 from specbench.system.console import counted
 from specbench.system.device_failures import memory_for
 from specbench.system.downloads import Download, fetch_what_can_be_had
@@ -198,7 +198,7 @@ def _score_images(images: Images, metrics: Sequence[Metric], reporter: ScoreRepo
 
 def _too_few_samples(images: Images, metric: Metric) -> SpecbenchError | None:
     """Return the error for a metric that needs several samples of a prompt, if no prompt has enough samples."""
-    if (needed := getattr(metric, "samples", 1)) == 1:
+    if (needed := metric.samples) == 1:
         return None
     if images.rows["prompt_id"][[*_accepted(images.rows, metric)]].value_counts().max() >= needed:
         return None
@@ -272,7 +272,7 @@ def _say_references(
 
 def _had_other_code(images: Images, metric: Metric) -> bool:
     """Return whether a plug-in's metric has scored these images, but only with earlier versions of its code."""
-    if getattr(metric, "class_reference", None) is None:
+    if metric.class_reference is None:
         return False
     try:
         with _blamed(metric):
@@ -304,7 +304,7 @@ def run_images(folder: Path) -> Images:
         what = f"{info.run_id}: {model} has random weights, so scores of its images are meaningless"
         raise SpecbenchError(what, "name the runs to score")
     rows = store.samples(["prompt", "category", "meta", "status", "started_at", "image", "image_sha256"])
-    rows = rows[(rows["status"] == "ok") & rows["image"].notna()]
+    rows = rows[(rows["status"] == RowStatus.OK) & rows["image"].notna()]
     rows = rows.assign(path=[folder / image for image in rows["image"]])
     if model == "shapes":
         rows["meta"] = [with_scene(prompt, meta) for prompt, meta in zip(rows["prompt"], rows["meta"], strict=True)]
@@ -326,21 +326,22 @@ def with_scene(prompt: str, meta: object) -> object:
 
 def _score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreReporter) -> list[ScoreOutcome]:
     """Compute the missing features and scores. Each image is read and decoded once for all metrics."""
+    if not metrics:
+        return []
     rows, logs = images.rows.reset_index(drop=True), []
     for metric in metrics:
         metric.prepare()
         with _blamed(metric):
             logs.append(score_store.feature_parts(images.folder, metric))
-    with score_store.writing(images.folder, logs) if logs else nullcontext():
+    with score_store.writing(images.folder, logs):
         tasks = [_task(metric, rows, log) for metric, log in zip(metrics, logs, strict=True)]
         for task in tasks:
             reporter.start(images.name, task.metric.name, len(task.images), len(task.images) - len(task.missing))
         with _pinned(tasks):
             try:
                 names = ", ".join(task.metric.name for task in tasks)
-                device = next((metric.settings.device for metric in metrics if hasattr(metric, "settings")), "cpu")
                 advice = "use fewer metrics at a time, a smaller --batch, or --device cpu"
-                with memory_for(f"scoring by {names}", device, advice):
+                with memory_for(f"scoring by {names}", metrics[0].settings.device, advice):
                     _add_features(images, rows, tasks, reporter)
             finally:
                 for task in tasks:

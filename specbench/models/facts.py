@@ -25,6 +25,8 @@ EIGHT_BITS_GAIN = "saves memory, not time"
 DTYPES = (*BYTES, EIGHT_BITS)  # Values of `--dtype`
 Form = Literal["official", "released"]
 """Form of a model's prompts or guidance: from its authors, or from the released code of a decoder."""
+Scale = Literal["full", "tiny"]
+SCALES: tuple[Scale, ...] = ("full", "tiny")
 
 RANDOM = "+random"  # Part of the name of a model with random weights, so that all records of its runs show it
 TINY_GRID, TINY_BEFORE = (4, 4), (2, 3)
@@ -209,9 +211,9 @@ class ModelFacts:
         """Return the digest of all files; the loaded model has the same digest."""
         raise NotImplementedError
 
-    def step_bytes(self, dtype: str | None = None) -> int | None:
+    def step_bytes(self) -> int | None:
         """Return the weight bytes that one forward reads, for any window width; None if not counted."""
-        return int(self.size.read(1, 1, 0, BYTES[dtype or self.dtype])) if self.size else None
+        return int(self.size.read(1, 1, 0, BYTES[self.dtype])) if self.size else None
 
     def kv_bytes(self, dtype: str | None = None) -> int | None:
         """Return the KV cache bytes of one token of one row (two rows per image with guidance); None if not counted."""

@@ -99,7 +99,7 @@ def _option_rows(name: str, model: str) -> _Rows:
             rows.append({"name": "head", "value": head, "source": "published for the model", "published": None})
             values.pop("head")
         rows += [
-            {"name": key, "value": value, "source": planned.origins.get(key, OURS), "published": None}
+            {"name": key, "value": value, "source": str(planned.origins.get(key, OURS)), "published": None}
             for key, value in values.items()
         ]
     of_model = {setting.name: getattr(sampling, field) for field, setting in SAMPLING.items()}

@@ -128,11 +128,11 @@ def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptS
     return read
 
 
-def class_labels(count: int = 50_000, classes: int = 1000) -> list[Prompt]:
-    """Draw independent labels, so that classes are not equally frequent, as in LlamaGen's `sample_c2i_ddp.py` for
-    FID-50k (but with another generator)."""
+def class_labels() -> list[Prompt]:
+    """Draw 50,000 independent labels of 1000 classes, so that classes are not equally frequent, as in LlamaGen's
+    `sample_c2i_ddp.py` for FID-50k (but with another generator)."""
     draw = random.Random(_LABEL_SEED).random
-    labels = [int(classes * draw()) for _ in range(count)]
+    labels = [int(1000 * draw()) for _ in range(50_000)]
     return [Prompt(f"{number:05d}", str(label), meta={"class": label}) for number, label in enumerate(labels)]
 
 

@@ -68,7 +68,7 @@ def mark_at(place: int) -> Mark:
     return Mark(PALETTE[place % len(PALETTE)], symbols[(place + shift) % len(symbols)])
 
 
-def label(decoder: DecoderSpec, origins: Mapping[str, str] | None = None, model: str = "") -> str:
+def label(decoder: DecoderSpec, origins: Mapping[str, object] | None = None, model: str = "") -> str:
     """Name the decoder, with the components and options that differ from its preset, except the window. `origins`:
     origins of the run's settings; they show which options are the preset's if the preset is not installed. `model`: the
     run's model; options published for the decoder on this model count as the preset's."""

@@ -26,6 +26,7 @@ from specbench.reporting.report_rows import report_rows
 from specbench.reporting.row import ReportRow, record
 from specbench.reporting.sections import ReportTable, circumstances, definitions, sections, with_columns
 from specbench.specs.components import COMPONENT_KINDS
+from specbench.specs.options import SettingSource
 from specbench.specs.presets import PRESETS
 from specbench.specs.run_spec import SAMPLING
 from specbench.store.run_info import decoder_json, describe_point
@@ -134,7 +135,7 @@ def _setting(card: Mapping[str, Any], row: ReportRow) -> Iterator[tuple[str, str
 
 
 def _with_origin(value: object, origin: str | None) -> str:
-    return str(value) if origin in (None, "default") else f"{value}  ({origin})"
+    return str(value) if origin in (None, SettingSource.DEFAULT) else f"{value}  ({origin})"
 
 
 def image_view(card: Mapping[str, Any]) -> RenderableType:

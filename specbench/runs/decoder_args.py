@@ -3,12 +3,13 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from specbench.errors import SpecbenchError, read_name
 from specbench.runs.settings import RunSettings, decoder_settings
 from specbench.specs.components import CHOICES, DRAFTERS
-from specbench.specs.options import Options, SettingSource, split_list
+from specbench.specs.options import Options, SettingOrigin, SettingSource, split_list
 from specbench.specs.presets import (
     PRESETS,
     DecoderSpec,
@@ -31,7 +32,7 @@ class PlannedDecoder:
 
     spec: DecoderSpec  # the decoder to run; with `auto_window`, its window is a placeholder
     auto_window: bool  # whether the window is chosen by measurements after the model is loaded
-    origins: Mapping[str, str]  # source of each option or choice, by name
+    origins: Mapping[str, SettingOrigin]  # source of each option or choice, by name
     # with `auto_window`, the windows to measure: all that fit in memory and are not wider than an image
     windows: tuple[int, ...] = ()
     # only for an added baseline: number of first prompts, of which it decodes one image each
@@ -62,12 +63,8 @@ def plan_decoders(settings: RunSettings) -> list[PlannedDecoder]:
     for reference, inline in requests:
         decoder = _plan_decoder(reference, inline, settings)
         planned.setdefault((decoder.spec, decoder.auto_window), decoder)
-    used = {
-        name
-        for decoder in planned.values()
-        for name, origin in decoder.origins.items()
-        if origin != SettingSource.INLINE
-    }
+    origins = chain.from_iterable(decoder.origins.items() for decoder in planned.values())
+    used = {name for name, origin in origins if origin.source is not SettingSource.INLINE}
     for name in settings.options:
         if name not in used and not any(name in inline for _, inline in requests):
             decoders = [decoder.spec.name for decoder in planned.values()]
@@ -132,18 +129,21 @@ def _plan_decoder(reference: str, inline: Mapping[str, str], settings: RunSettin
     name, asked = decoder_name(reference), settings.options
     preset, stated = PRESETS[read_name("decoder", name, PRESETS)], published(name, settings.model)
     plain = {key: value for key, (value, _) in stated.items()} | dict(asked)
-    sources = {key: place for key, (_, place) in stated.items()}
-    sources |= {key: str(settings.origins[key]) for key in asked}
+    sources = {key: SettingOrigin(SettingSource.PUBLISHED, place) for key, (_, place) in stated.items()}
+    sources |= {key: settings.origins[key] for key in asked}
     chosen = {kind: plain[kind] for kind in _open_choices(preset, inline, plain)} | dict(inline)
     auto_window = chosen.get("window") == "auto" and bool(chosen.pop("window"))
     valid = options_of(preset, choices_of(preset, chosen))
+    for option in valid.keys() & asked.keys() & inline.keys():  # the inline value replaces a value that must be valid
+        if (option, asked[option]) != ("window", "auto"):
+            valid[option].parse(asked[option])
     usual = options_of(preset)
     meant = {  # a published value applies to the preset's component, not to another component's option of the same name
         option for option in valid if option in asked or (option in usual and usual[option].help == valid[option].help)
     }
     options = {option: plain[option] for option in valid if option in meant & plain.keys() - inline.keys()}
     origins = {option: sources[option] for option in [*chosen, *options] if option in plain}
-    origins |= dict.fromkeys(inline, SettingSource.INLINE.value)
+    origins |= dict.fromkeys(inline, SettingOrigin(SettingSource.INLINE))
     if options.get("window") == "auto":
         auto_window = bool(options.pop("window"))
     return PlannedDecoder(resolve(name, chosen | options), auto_window, origins)

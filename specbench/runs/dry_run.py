@@ -26,6 +26,7 @@ from specbench.runs.settings import RunSettings
 from specbench.specs.run_spec import SAMPLING, RunSpec
 from specbench.store.run_folders import find_runs_like, run_folder
 from specbench.store.run_store import RunStore
+from specbench.store.schema import RowStatus
 from specbench.system.console import duration
 from specbench.system.device_peaks import find_peak, glimpse_peak
 
@@ -207,7 +208,7 @@ def _pace(folders: Sequence[Path]) -> float | None:
     for folder in (folder for folder in folders if folder.is_dir()):
         from specbench import stats  # takes half a second; only needed if such a run is stored
 
-        pieces = [rows.filter(pc.equal(rows["status"], "ok")) for rows in RunStore(folder).batches(columns)]
+        pieces = [rows.filter(pc.equal(rows["status"], RowStatus.OK)) for rows in RunStore(folder).batches(columns)]
         rows = stats.as_frame(pa.concat_tables(pieces)) if pieces else ()
         pace = stats.throughput(rows) if pieces else None
         if not pace:

@@ -120,7 +120,7 @@ class Plan(Draft):
         kept = names_with(Use.RUN)
         shared = {name: str(origin) for name, origin in self.settings.origins.items() if name in kept}
         options = {name: f"default of {decoder.spec.name}" for name, _ in decoder.spec.options.items()}
-        return shared | options | dict(decoder.origins)
+        return shared | options | {name: str(origin) for name, origin in decoder.origins.items()}
 
     def spec(self, decoder: DecoderSpec, weights_sha256: str) -> RunSpec:
         """Return the run spec of one decoder. A draft head must be on this disk."""

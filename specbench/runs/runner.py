@@ -25,6 +25,7 @@ from specbench.runs.run_progress import Reporter, RunSummary, machine_warnings
 from specbench.specs.run_spec import RunSpec
 from specbench.store.run_folders import find_runs_like, run_folder, runs_in
 from specbench.store.run_store import RunStore
+from specbench.store.schema import RowStatus
 from specbench.system import console, environment, signals
 from specbench.system.downloads import fetch_all
 from specbench.system.torch_device import require_device
@@ -240,7 +241,7 @@ def balanced_order(items: Sequence[_Item], number: int) -> list[_Item]:
 def _disturbances(stores: Sequence[RunStore]) -> list[str]:
     """Describe the disturbances of the latencies of these runs."""
     rows = (store.samples(["status", "machine"]) for store in stores)
-    texts = [text for frame in rows for text in frame.loc[frame["status"] == "ok", "machine"].dropna()]
+    texts = [text for frame in rows for text in frame.loc[frame["status"] == RowStatus.OK, "machine"].dropna()]
     return machine_warnings([json.loads(text) for text in texts])
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from specbench import names
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.models.facts import DTYPES, EIGHT_BITS_GAIN, Form
+from specbench.models.facts import DTYPES, EIGHT_BITS_GAIN, SCALES, Form, Scale
 from specbench.runs import compiler
 from specbench.specs.components import CHOICES, COMPONENT_KINDS
 from specbench.specs.options import (
@@ -48,10 +48,10 @@ OTHER_VARIABLES = {
 """{environment variable that is no setting: meaning}, for docs/commands.md."""
 
 
-def _in(panel: str, usual_uses: Use, usual_unset: str = "") -> Callable[..., Any]:
+def _in(panel: str, usual_uses: Use) -> Callable[..., Any]:
     """Return a function that makes dataclass fields for the settings of one help panel."""
 
-    def setting(default: Any, help: str, metavar: str = "", unset: str = usual_unset, **more: Any) -> Any:
+    def setting(default: Any, help: str, metavar: str = "", unset: str = "", **more: Any) -> Any:
         more = {"panel": panel, "metavar": metavar, "unset": unset, "uses": usual_uses, **more}
         made = Setting("", default, help, **more)
         return field(default=made.value_unset, metadata={"setting": made})
@@ -128,9 +128,9 @@ class RunSettings:
     size: str | None = _model("", "image size in pixels, for models trained with several sizes", "WIDTHxHEIGHT",
         "the model", reads=names.size, check=parse_size)
     random_weights: bool = _model(False, "use random weights in the true architecture, to measure the speed only")
-    scale: Literal["full", "tiny"] = _model("full",
+    scale: Scale = _model("full",
         "model size: full, or tiny (images of 4 x 4 tokens, and with --random-weights also a small network)", "SIZE",
-        choices=("full", "tiny"))
+        choices=SCALES)
     dtype: str | None = _model("float32",
         f"number format of the weights: {', '.join(DTYPES)} (int8wo: matrices in eight bits by torchao; it changes "
         f"the target distribution and {EIGHT_BITS_GAIN})", "TYPE", "the model", choices=DTYPES,
@@ -222,7 +222,7 @@ def _settings_of(*_known: str | Component) -> tuple[Setting, ...]:
             metavar="N|auto"
             if name == "window"
             else metavars.get(name) or ("NAME" if first.choices else of_type[first.type]),
-            uses=Use.TABLES if name == "head" else Use.NONE,
+            uses=Use.OPTION | Use.TABLES if name == "head" else Use.OPTION,
             words=("auto",) if name == "window" else (),
             others=tuple(others),
         )
@@ -334,7 +334,7 @@ def _pick(
             try:
                 return setting.parse(raw), origin
             except SpecbenchError as error:
-                if setting.panel == "Decoder options" and ":" in str(flags.get("decoder")):
+                if Use.OPTION in setting.uses and ":" in str(flags.get("decoder")):
                     return raw, origin  # checked later by the decoder's option, which a user's file may define
                 if origin.source is SettingSource.FLAG:
                     raise

@@ -27,7 +27,9 @@ def read_columns(path: Path) -> dict[str, list[Any]]:
         check_regular(path)
         columns = read(path)
         if others := [name for name in columns if name not in _COLUMNS]:
-            unread = console.one_line(", ".join(map(_meant, others)), 200)
+            near = {name: get_close_matches(name.lower(), _COLUMNS, 1) for name in others}
+            meant = (name + "".join(f" (did you mean '{known}'?)" for known in near[name]) for name in others)
+            unread = console.one_line(", ".join(meant), 200)
             console.say(f"{path.name}: ignored columns: {unread} (known columns: {', '.join(_COLUMNS)})")
         columns = {name: columns[name] for name in _COLUMNS if name in columns}
         if scalars := [name for name, values in columns.items() if not isinstance(values, list)]:
@@ -39,12 +41,6 @@ def read_columns(path: Path) -> dict[str, list[Any]]:
     if len(lengths) != 1 or not any(lengths):
         raise SpecbenchError(f"{path} holds no images, or columns of different lengths")
     return columns
-
-
-def _meant(name: str) -> str:
-    """Format the name of an unknown column, with the most similar known name if any."""
-    near = get_close_matches(name.lower(), _COLUMNS, 1)
-    return f"{name} (did you mean '{near[0]}'?)" if near else name
 
 
 def _parquet(path: Path) -> dict[str, list[Any]]:

@@ -103,7 +103,7 @@ def run_of_tokens(path: Path, program: str, settings: RunSettings, out: Path, id
             raise SpecbenchError(f"{path}: image {row + 1}: {error.what}", error.try_this) from None
     loaded = _loaded(model, settings)
     if (read := columns.get("prompt_token_ids", [])) and not reads_prompt_ids(loaded):
-        console.warn(f"{path.name}: prompt_token_ids are not compared, because '{model.name}' is not prompted with ids")
+        console.warn(f"{path.name}: prompt_token_ids are not compared with the prompts of '{model.name}'")
     for row, prompt_ids in enumerate(read):
         refuse_other_prompt(loaded, requests[row].text, prompt_ids, f"{path}: image {row + 1}")
     streams = [whole_ids(path, row, image) for row, image in enumerate(columns["tokens"])]

@@ -28,7 +28,7 @@ class SettingSource(StrEnum):
     PUBLISHED = ""  # the origin is the place of the publication
 
     @classmethod
-    def of(cls, origin: str | None) -> SettingSource:
+    def of(cls, origin: object) -> SettingSource:
         """The source of a stored origin."""
         return next((source for source in cls if source and f"{origin} ".startswith(f"{source} ")), cls.PUBLISHED)
 
@@ -113,6 +113,7 @@ class Use(Flag):
     TOKENS = auto()  # applies to imported tokens
     ENGINES = auto()  # applies to images that a serving engine draws
     IMAGES = auto()  # applies to images that are not stored
+    OPTION = auto()  # option of a decoder
     SELECTION = DRAWING | REPEAT | TABLES
     DECODING = RUN | REPEAT | TABLES | IMAGES
     TARGET = DECODING | TOKENS | ENGINES

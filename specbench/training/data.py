@@ -44,10 +44,11 @@ def corpus(model: TransformerModel, count: int, seed: int, folder: Path | None) 
         texts, streams = images
         return Corpus(tuple(texts), streams)
     from specbench.store.run_store import RunStore  # imports pyarrow, not needed for existing heads
+    from specbench.store.schema import RowStatus
 
     store = RunStore(find_run(folder.parent, str(folder)))
     rows = store.samples(["prompt", "tokens", "status"])
-    rows = rows[rows["status"] == "ok"].head(count)
+    rows = rows[rows["status"] == RowStatus.OK].head(count)
     tokens = torch.tensor(np.stack(rows["tokens"].tolist())) if len(rows) else torch.zeros(0, 0)
     if len(rows) < count or tokens.shape[1] != model.layout.length or int(tokens.max()) >= model.layout.vocab:
         what = f"--data {folder} has {len(rows)} images of {tokens.shape[1]} tokens"

@@ -165,7 +165,7 @@ def train_head(
     device: str = "cpu",
     threads: int = 0,
     tell: Callable[[str, int, int, str], None] | None = None,
-    kind: str = "eagle",
+    kind: HeadName = "eagle",
 ) -> Path:
     """Train a draft head (`specbench train-head`); repeat the call to resume an interrupted training.
 
@@ -185,7 +185,7 @@ def train_head(
     Raises:
         SpecbenchError: a number out of range, an unknown model, no training data, or a folder with another training.
     """
-    plan = HeadPlan(images, epochs, batch, lr, seed=seed, kind=_head_name(kind))
+    plan = HeadPlan(images, epochs, batch, lr, seed=seed, kind=head_name(kind))
     train(load_trainable(model, device, threads), Path(out), plan, Path(data) if data else None, tell)
     return Path(out)
 
@@ -200,7 +200,7 @@ def check_head(
     seed: int = 10**6,
     device: str = "cpu",
     threads: int = 0,
-    kind: str = "eagle",
+    kind: HeadName = "eagle",
 ) -> list[dict[str, object]]:
     """Measure the total variation between draft head and target by draft depth, on true images at the model's official
     sampling (`specbench check-head`).
@@ -222,7 +222,7 @@ def check_head(
     """
     target = load_trainable(model, device, threads)
     check_counts(images=images, depths=depths)
-    entry = KINDS[_head_name(kind)]
+    entry = KINDS[head_name(kind)]
     loaded = entry.load(target, head)
     evaluated = corpus(target, images, seed, Path(data) if data else None)
     return entry.distances(target, loaded, evaluated, find_model(target.name).sampling(), depths)
@@ -367,6 +367,6 @@ KINDS: dict[HeadName, HeadKind] = {
 }
 
 
-def _head_name(typed: str) -> HeadName:
-    name = read_name("kind of draft head", typed, KINDS)
-    return next(known for known in KINDS if known == name)
+def head_name(typed: str) -> HeadName:
+    """Return the kind of draft head that a user typed. Raise a SpecbenchError if it is unknown."""
+    return read_name("kind of draft head", typed, KINDS)

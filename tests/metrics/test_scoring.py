@@ -271,6 +271,10 @@ class Nameless(Sound): name = None
 class Less(Sound): better = "less"
 class Outside(Sound): name = "../../../outside"
 class Builtin(Sound): name = "shapes-detector"
+class Bare:
+    name, features, scores, identity, columns = "bare", Sound.features, Sound.scores, Sound.identity, Sound.columns
+class Own(Sound):
+    def __init__(self, settings=None): self.own = 1
 """
 
 
@@ -279,7 +283,7 @@ def test_a_foreign_metric_is_named_for_its_faults_and_others_go_on(tmp_path, mon
     (tmp_path / "foreign.py").write_text(FOREIGN)
     monkeypatch.syspath_prepend(tmp_path)
     before, named = {"Unmade", "Missing", "Batch", "Less"}, {"Outside", "Late", "Nameless", "Builtin"}
-    while_scoring = set(re.findall(r"^class (\w+)", FOREIGN, re.MULTILINE)) - {"Sound"} - before - named
+    while_scoring = set(re.findall(r"^class (\w+)", FOREIGN, re.MULTILINE)) - {"Sound", "Own", "Bare"} - before - named
     for fault in sorted(while_scoring | before):
         answer = cli("score", "--out", tmp_path / "out", "--metric", f"foreign:{fault}", *("--metric", DETECTOR[0]))
         assert answer.code == PARTIAL and "metric '" in answer.err and "a bug" not in answer.err, (fault, answer.err)
@@ -287,7 +291,9 @@ def test_a_foreign_metric_is_named_for_its_faults_and_others_go_on(tmp_path, mon
         assert fault != "Up" or "better of the score mine is 'up', not lower or higher" in answer.err
     for fault in sorted(named):
         cli("score", "--out", tmp_path / "out", "--metric", f"foreign:{fault}").refused("is called")
-    assert cli("score", "--out", tmp_path / "out", "--metric", "foreign:Sound").code == 0
+    cli("score", "--out", tmp_path / "out", "--metric", "foreign:Bare").refused("subclass specbench.metrics.base")
+    for sound in ("Sound", "Own"):
+        assert cli("score", "--out", tmp_path / "out", "--metric", f"foreign:{sound}").code == 0
     assert not list(tmp_path.glob("outside*"))
 
 

@@ -38,7 +38,7 @@ def test_an_option_reaches_every_decoder_that_knows_it_and_an_inline_one_its_own
     planned = plan(*decoders, **flags)
     assert [each.spec for each in planned] == [resolve(name, options) for name, options in expected]
     kinds = ["inline"] * any("=" in text for text in decoders) + ["flag"] * bool(flags)
-    assert all(origin.split()[0] in kinds for each in planned for origin in each.origins.values())
+    assert all(origin.source in kinds for each in planned for origin in each.origins.values())
 
 
 REFUSED = [
@@ -48,6 +48,7 @@ REFUSED = [
     ("G=50", {}, "an option without a decoder"), ("gsd:G=5,G=6", {}, "two values of G"),
     ("ar,gsd:G=5,window=8,G=5", {}, "two values of G"),
     ("amplify,lantern", {"k": 1.5}, r"--k 1\.5: expected a whole number"),
+    ("sjd:window=8", {"window": "abc"}, "--window abc: expected a whole number"),  # also if an inline value replaces it
     ("sjd-block", {"refine": "couple"}, "--any-tail to accept biased"), ("eagle", {"tree": "chn"}, "not a draft tree"),
     ("eagle", {"tree": ""}, "not a draft tree"), ("eagle", {"tree": "00"}, "no parent 0"),
     ("eagle", {"tree": "0 2"}, "no preceding sibling 1"), ("eagle", {"tree": "0 -1"}, "not a"),

@@ -46,7 +46,8 @@ OTHER_PAPER = {"sjdpp-1", "sjdpp-2", "sjdpp-3", "sjdpp-4"}
 
 def planned(values):
     (decoder,) = plan_decoders(values)
-    return {kind: getattr(decoder.spec, kind) for kind in CHOICES} | decoder.spec.options, decoder.origins
+    origins = {name: str(origin) for name, origin in decoder.origins.items()}
+    return {kind: getattr(decoder.spec, kind) for kind in CHOICES} | decoder.spec.options, origins
 
 
 def run(decoder: str, model: str, **flags: object):

@@ -21,7 +21,7 @@ from specbench.runs.executors.local import Chunk, DecodedChunk, Tell, decode_chu
 from specbench.runs.executors.ray_cluster import import_ray, no_cluster
 from specbench.runs.run_progress import Reporter
 from specbench.specs.run_spec import RunSpec
-from specbench.store.schema import base_row, failed_row
+from specbench.store.schema import RowStatus, base_row, failed_row
 from specbench.system import environment, signals
 from specbench.system.version import __version__
 
@@ -107,8 +107,9 @@ class WorkerPool:
         final = DecodedChunk(rows.spec, [], rows.images, rows.traces, rows.hardware)
         for row in rows.rows:
             request = requests[row["prompt_id"], row["sample"]]
-            if row["status"] == "ok" or self._count(chunk, request) >= ATTEMPTS:
-                final.rows.append(row | {"attempts": self._tried[_key(chunk, request)] + (row["status"] == "ok")})
+            ok = row["status"] == RowStatus.OK
+            if ok or self._count(chunk, request) >= ATTEMPTS:
+                final.rows.append(row | {"attempts": self._tried[_key(chunk, request)] + ok})
             else:
                 self._again.append(Chunk(chunk.spec, (request,), chunk.trace))
         return final
