@@ -275,7 +275,7 @@ def test_a_row_of_a_lossless_decoder_that_fails_its_audit_says_so(tmp_path):
         write_audit(run, {**verdict, "failed": failed, "images": 3, "fingerprint": ""})
         line = next(line for line in join(TABLE, {SPECULATIVE: run}).lines if line.label == "B SJD")
         assert any("NOT LOSSLESS" in note for note in line.notes) == failed
-        assert any(note.startswith("Lossless: ") for note in line.notes) != failed
+        assert any(note.startswith("Declared lossless: ") for note in line.notes) != failed
 
 
 def test_a_row_that_did_not_run_says_why_and_every_column_and_mark_is_explained(joined):
