@@ -192,7 +192,7 @@ def bench(
     of_scores: Any = score_reporter or (ScoreProgress() if progress else None)
     scoring = scoring or ScoreSettings(str(settings.get("device", "cpu")))
     out = str(settings.get("out", "results"))
-    return bench_table(load_table(table), _flags(settings), out, scoring, {}, of_runs, of_scores, warn)
+    return bench_table(load_table(table, out), _flags(settings), out, scoring, {}, of_runs, of_scores, warn)
 
 
 def estimate(table: str, **settings: object) -> Rows:
@@ -212,7 +212,7 @@ def estimate(table: str, **settings: object) -> Rows:
     from specbench.papers.reproduce import estimate as estimate_table  # brings pandas
     from specbench.papers.table_files import load_table
 
-    read = load_table(table)
+    read = load_table(table, str(settings.get("out", "results")))
     return estimate_table(read, plan_table(read, _flags(settings), env={}))
 
 

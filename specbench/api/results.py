@@ -211,7 +211,7 @@ def report_table(
     from specbench.papers.reproduce import measured_table  # brings pandas and scipy
     from specbench.papers.table_files import load_table
 
-    return measured_table(load_table(table), model, prompts, out)
+    return measured_table(load_table(table, out), model, prompts, out)
 
 
 def score(

@@ -51,7 +51,7 @@ def bench(
     check_environment()
     settings = merge(_SETTINGS, flags)
     fmt = opt.chosen_format("tables", fmt, to, settings.json)
-    table, runs = _with_own(load_table(name), added or (), settings.out)
+    table, runs = _with_own(load_table(name, settings.out), added or (), settings.out)
     if dry_run:
         return _print_estimate(table, flags, settings.json)
     from specbench.metrics.base import Settings
@@ -99,7 +99,7 @@ def report_tables(
         if not is_table(name):
             advice = "report takes runs or tables, not both; see: specbench list tables"
             raise SpecbenchError(f"unknown table '{name}'", advice)
-        table, folders = _with_own(load_table(name), added, out)
+        table, folders = _with_own(load_table(name, out), added, out)
         joined.append(_against(measured_table(table, model, prompts, out, folders), baseline))
         if model is None and not any(line.runs for line in joined[-1].lines):
             console.say(f"no run in {out} is of {name}; for another model or prompt set: --model, --prompts")

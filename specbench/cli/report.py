@@ -167,7 +167,7 @@ def figure(
     elif guess(name, [FIGURE]):
         raise unknown_name("figure", name, [FIGURE])
     refuse_mistyped([run for run in runs or () if not is_table(run)], out)
-    tables = [measured_table(load_table(run), model, prompts, out) for run in runs or () if is_table(run)]
+    tables = [measured_table(load_table(run, out), model, prompts, out) for run in runs or () if is_table(run)]
     rows = [] if tables or (name == FIGURE and not runs) else report_rows(find_runs(out, runs or ()))
     folders = {name: row.folder for name, row in unique_names(rows).items()}
     folders |= {line.label: folder for table in tables for line in table.lines for folder in line.folders}

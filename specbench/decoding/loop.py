@@ -28,14 +28,7 @@ from specbench.decoding.timing import Spans
 from specbench.decoding.verification.chain_verification import verify_chain
 from specbench.decoding.verification.tree_verification import verify_tree
 from specbench.errors import PARTIAL, SpecbenchError
-from specbench.models.interface import (
-    Call,
-    CompilableModel,
-    FallibleModel,
-    ImageModel,
-    PartedSession,
-    StagedModel,
-)
+from specbench.models.interface import Call, CompilableModel, FallibleModel, ImageModel, PartedSession, StagedModel
 from specbench.models.transformer.compilation import call_eager
 from specbench.models.transformer.host_sync import LaggingHostCopy
 from specbench.prompts import Request

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 from specbench import names as spellings
 from specbench.errors import SpecbenchError, read_name, unknown_name
@@ -22,6 +22,7 @@ from specbench.system.plugins import (
 
 if TYPE_CHECKING:
     from specbench.metrics.base import Settings
+    from specbench.stats import Better
     from specbench.system.downloads import Download
 
 
@@ -133,6 +134,8 @@ _DERIVED = {
     "compbench[official]": "scores of the official T2I-CompBench++ scripts, mean over images",
 }
 """{score that is a part of another metric, or is imported from the authors' program: summary}."""
+DISTANCES = ("fid", "fid-infinity", "kid", "shapes-frechet")
+"""Built-in metrics of kind `distance`, without variants: lower values are better."""
 IMPORTED = ("geneval[official]", "compbench[official]", "dpg-bench", "dpg-bench[released]",
             "wise[verified]", "wise[legacy]", "longtext-bench", "longtext-bench[released]")  # fmt: skip
 """Scores that `specbench import` reads from the authors' programs."""
@@ -291,6 +294,13 @@ def metric_summary(name: str) -> str:
     if derived := _DERIVED.get(name) or _DERIVED.get(name.partition("[")[0]):
         return derived
     return METRICS[name].summary if name in METRICS else metric(name).summary
+
+
+def direction(name: str, part: str = "") -> Better | None:
+    """Return which values of a score are better, without importing built-in metrics; None for a plug-in's part."""
+    if is_reference(name) or name in plugins("metrics"):
+        return None if part else cast("Better", metric(name).better)
+    return "lower" if name.partition("[")[0] in DISTANCES else "higher"
 
 
 def find_protocol(name: str) -> tuple[str, ...]:

@@ -47,8 +47,7 @@ _SCORE_TYPES = {
     **dict.fromkeys(("unit", "unjudged"), str | None),
 }
 _OVER_TAGS = ("geneval[hf-m2f]", "geneval[official]")
-# Metrics of kind `distance` and `proportions` in older files, which do not state the kind
-_DISTANCES = ("fid", "fid-infinity", "kid", "shapes-frechet")
+# Metrics of kind `proportions` in older files, which do not state the kind
 _OLDER_KINDS = dict.fromkeys(("geneval", "shapes-detector"), "proportions")
 _ONE_A_PROMPT = "dpg-bench[released]:"  # Prefix of scores that use only the last sample of each prompt
 
@@ -71,16 +70,22 @@ def _known_score(row: dict[str, Any]) -> dict[str, Any]:
         row["unjudged"] = catalog.METRICS[row["metric"]].unjudged or None
     row |= {name: None for name in ("value", "low", "high") if row.get(name) != row.get(name)}
     name = str(row.get("metric")).partition(":")[0].partition("[")[0]
-    older = ("lower", "distance") if name in _DISTANCES else ("higher", _OLDER_KINDS.get(name, "plain"))
+    older = ("lower", "distance") if name in catalog.DISTANCES else ("higher", _OLDER_KINDS.get(name, "plain"))
     row |= {name: row[name] or value for name, value in zip(("better", "kind"), older, strict=True)}
-    if row["better"] not in get_args(Better) or row["kind"] not in get_args(Kind):
-        raise ValueError("column better or kind")
+    for name, values in (("better", get_args(Better)), ("kind", get_args(Kind))):
+        if row[name] not in values:
+            raise ValueError(f"{name} of the score {row['metric']} is {row[name]!r:.40}, not {' or '.join(values)}")
     for name, kind in _SCORE_TYPES.items():
         if not isinstance(row.get(name), kind):
             raise ValueError(f"column {name}")
     if not isinstance(parse_json(row["identity"]), dict):
         raise ValueError("column identity")
     return {name: row[name] for name in (*_SCORE_TYPES, "better", "kind")}
+
+
+def stored_directions(folders: Iterable[Path]) -> dict[str, Better]:
+    """Return {score: which of its values are better} of the runs' scores."""
+    return {score["metric"]: score["better"] for folder in folders for score in read_scores(folder)}
 
 
 def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, Any]]:

@@ -21,9 +21,10 @@ from specbench.store.run_info import Invocation, RunInfo
 from specbench.store.run_store import read_audit
 
 RATIOS_TO_AR = stats.PAIR_NUMBERS
-_STALLING = ("latency_ms", "latency_e2e_ms", "step_ms", "speedup", "speedup_e2e")
+_STALLING = ("latency_ms", "latency_e2e_ms", "step_ms", "tokens_per_second", "speedup", "speedup_e2e")
 """Numbers that are distorted by stalled images."""
-TIMES = ("latency_ms", "latency_e2e_ms", "step_ms", "throughput", "speedup", "speedup_e2e", "window_cost", "overhead")
+_TIME_UNITS = ("ms", "tokens/s", "images/s", "images/h")
+TIMES = {name for name, of in stats.NUMBERS.items() if of.unit in _TIME_UNITS} | {*RATIOS_TO_AR} - {"step_ratio"}
 """Hardware-dependent numbers."""
 NOT_SCORED = "not scored"
 OVER_BASELINE = "over_baseline"  # Key of the added column of speed-ups over a row; not allowed in table files
@@ -113,10 +114,8 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
 def column_fingerprint(column: Column, runs: Sequence[Measured]) -> str | None:
     """Return the most common metric fingerprint of a column. On a tie, the latest code decides, then the order."""
     scores = [score for measured in runs for score in _scores(column, measured)]
-    edits, digests = (
-        {score.fingerprint: score.edited or "" for score in scores},
-        [score.fingerprint for score in scores],
-    )
+    edits = {score.fingerprint: score.edited or "" for score in scores}
+    digests = [score.fingerprint for score in scores]
     return max(digests, key=lambda digest: (digests.count(digest), edits[digest]), default=None)
 
 
@@ -155,7 +154,7 @@ def _missing(column: Column, measured: Measured) -> Cell:
             why = f"{', '.join(unlike)} {'differs' if len(unlike) == 1 else 'differ'}"
             return Cell(why=why, notes=(f"Not comparable: {measured.row.over_ar.speedup_note}.",))
         return Cell(why=str(measured.row.over_ar.speedup_note).partition(":")[0])
-    if column.key in ("draft_tv", "draft_top1"):
+    if stats.NUMBERS[column.key].of == "traces":
         if len(measured.run.traced):
             return Cell(why="no drafts")
         return Cell(why="no trace", notes=("Traces are recorded by `specbench run --trace` and by `specbench bench`.",))
@@ -193,7 +192,8 @@ def _interval(key: str, measured: Measured, estimate: stats.Estimate) -> tuple[f
         whole = stats.ratio_of_totals(pairs["nfe_base"], pairs["nfe"], pairs["prompt_id"])
         shown = stats.without_few(whole, pairs["prompt_id"].nunique())
         return shown.low, shown.high, shown.low != whole.low
-    return estimate.low, estimate.high, estimate.low is None and key in stats.MEANS and measured.prompts < FEW_UNITS
+    interval = key in stats.MEANS or stats.NUMBERS[key].bounded
+    return estimate.low, estimate.high, estimate.low is None and interval and measured.prompts < FEW_UNITS
 
 
 _SUSPICIOUS = "fewer forwards alone cannot explain this, so another factor differs between the two."

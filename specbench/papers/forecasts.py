@@ -11,14 +11,7 @@ from specbench.models.hub_model import MODELS
 from specbench.papers.table import SCORE, STEP_RATIOS, Row, Table
 from specbench.papers.table_files import load_table, load_tables, refuse_mistyped, table_names
 from specbench.reporting.columns import number
-from specbench.reporting.forecast import (
-    Accepted,
-    ForecastSetting,
-    Printed,
-    Range,
-    accepted_lengths,
-    forecast_rows,
-)
+from specbench.reporting.forecast import Accepted, ForecastSetting, Printed, Range, accepted_lengths, forecast_rows
 from specbench.reporting.marks import label
 from specbench.reporting.row import ReportRow
 from specbench.runs.settings import RunSettings

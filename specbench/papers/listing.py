@@ -152,13 +152,8 @@ def prompt_rows() -> _Rows:
     for name in sorted(set(prompts.prompt_set_names()) - set(prompts.public_names())):
         prompt_set = prompts.load_prompts(name)
         categories = sorted({prompt.category for prompt in prompt_set.prompts if prompt.category})
-        about = {
-            "prompts": len(prompt_set.prompts),
-            "on_disk": True,
-            "categories": categories,
-            "sha256": prompt_set.sha256,
-        }
-        rows.append({"name": name, **about})
+        about = {"prompts": len(prompt_set.prompts), "on_disk": True, "categories": categories}
+        rows.append({"name": name, **about, "sha256": prompt_set.sha256})
     return sorted(rows, key=lambda row: str(row["name"]))
 
 
@@ -180,24 +175,21 @@ def _public_row(name: str) -> dict[str, object]:
 def table_rows() -> _Rows:
     from specbench.papers.table_files import load_tables, papers
 
-    rows = []
-    for table in load_tables():
-        cells = table.all_settings()
-        rows.append(
-            {
-                "name": table.name,
-                "source": table.source,
-                "title": table.title,
-                "rows": len(table.rows),
-                "runnable": sum(row.not_runnable_reason is None for row in table.rows),
-                "models": sorted({cell.model for cell in cells}),
-                "prompts": sorted({cell.prompts for cell in cells if cell.prompts}),
-                "metrics": table.metrics(),
-                "hardware": table.hardware,
-                "paper": papers()[str(table.paper)]["title"],
-            }
-        )
-    return rows
+    return [
+        {
+            "name": table.name,
+            "source": table.source,
+            "title": table.title,
+            "rows": len(table.rows),
+            "runnable": sum(row.not_runnable_reason is None for row in table.rows),
+            "models": sorted({cell.model for cell in table.all_settings()}),
+            "prompts": sorted({cell.prompts for cell in table.all_settings() if cell.prompts}),
+            "metrics": table.metrics(),
+            "hardware": table.hardware,
+            "paper": papers()[str(table.paper)]["title"],
+        }
+        for table in load_tables()
+    ]
 
 
 def _images(folder: Path) -> int:
@@ -213,29 +205,27 @@ def run_rows(out: Path, warn: Callable[[str], None]) -> _Rows:
     from specbench.store.run_folders import distinctions, runs_in
     from specbench.store.run_info import read_info
 
-    rows, infos, images = [], {}, {}
+    infos, images = {}, {}
     for folder in runs_in(out):
         try:
             images[folder], infos[folder] = _images(folder), read_info(folder)
         except SpecbenchError as error:
             warn(error.what)
     differing = distinctions({folder.name: info for folder, info in infos.items()})
-    for folder, info in infos.items():
-        spec = info.spec
-        rows.append(
-            {
-                "name": folder.name,
-                "model": spec.model,
-                "source": info.source_text,
-                "decoder": spec.decoder.name,
-                "options": nonfinite_as_text(spec.decoder.options),
-                "differs": differing[folder.name],
-                "prompts": spec.prompts,
-                "seed": spec.seed,
-                "images": images[folder],
-            }
-        )
-    return rows
+    return [
+        {
+            "name": folder.name,
+            "model": info.spec.model,
+            "source": info.source_text,
+            "decoder": info.spec.decoder.name,
+            "options": nonfinite_as_text(info.spec.decoder.options),
+            "differs": differing[folder.name],
+            "prompts": info.spec.prompts,
+            "seed": info.spec.seed,
+            "images": images[folder],
+        }
+        for folder, info in infos.items()
+    ]
 
 
 _ROWS: dict[str, Callable[[], _Rows]] = {

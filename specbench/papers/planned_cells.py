@@ -12,7 +12,7 @@ from pathlib import Path
 from specbench import prompts
 from specbench.errors import BAD_INPUT, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
-from specbench.metrics.score_store import read_scores
+from specbench.metrics.score_store import stored_directions
 from specbench.models.catalog import find_model
 from specbench.models.facts import EIGHT_BITS
 from specbench.papers.cells import RATIOS_TO_AR
@@ -23,11 +23,10 @@ from specbench.runs.plan import Plan, Shared, make_plan, plan_model, plan_sampli
 from specbench.runs.settings import RunSettings, merge, run_settings
 from specbench.specs.options import Setting, SettingOrigin, SettingSource, Use, plain
 from specbench.specs.presets import decoder_name, named_ar, resolve
-from specbench.stats import Better
+from specbench.stats import NUMBERS
 from specbench.store.run_folders import find_runs_like, read_infos, without_options
 from specbench.store.run_store import RunStore
 
-_TRACED = ("draft_tv", "draft_top1")
 _NOT_FOUND = "not in the results"
 
 
@@ -47,7 +46,7 @@ def resolve_cells(table: Table, flags: Mapping[str, object], env: Mapping[str, s
     settings, env = run_settings(), os.environ if env is None else env
     head_of(str(flags.get("head") or ""), "")
     every = table.all_settings()
-    shared = {"trace": any(column.key in _TRACED for column in table.columns)}
+    shared = {"trace": any(column.key in NUMBERS and NUMBERS[column.key].of == "traces" for column in table.columns)}
     cells = [_resolve(asked, shared, f"{table.name}.toml", settings, flags, env) for asked in every]
     over_ar = any(column.key in RATIOS_TO_AR for column in table.columns)
     if not over_ar or any(named_ar(cell.decoder[0]) for cell in every):
@@ -244,9 +243,7 @@ def _labels(runs: Sequence[PlannedCell]) -> list[str]:
 def with_bundled_scores(table: Table, folders: Iterable[Path]) -> Table:
     """Add a column for each bundled metric that scored any of the runs, to a table with another model. If the table's
     columns vary a setting, each metric gets a column per value. A figure also gets panels of these columns."""
-    scored: dict[str, Better] = {
-        str(score["metric"]): score["better"] for folder in folders for score in read_scores(folder)
-    }
+    scored = stored_directions(folders)
     names = [name for name in metric_catalog.bundled_metrics() if name in scored and name not in table.metrics()]
     swept: dict[object, Column] = {}
     for column in table.columns:

@@ -23,12 +23,6 @@ from specbench.system.plugins import is_reference
 if TYPE_CHECKING:
     from specbench.stats import Better
 
-NUMBER_KEYS = (
-    *("nfe", "tokens_per_step", "step_compression", "latency_ms", "latency_e2e_ms", "step_ms", "throughput"),
-    *("acceptance", "acceptance_length", "speedup", "speedup_e2e", "step_ratio", "window_cost", "overhead"),
-    *("logp_mean", "logp_std", "perplexity", "image_perplexity", "nll_gap", "top1", "draft_tv", "draft_top1"),
-)
-"""Keys of report rows (`specbench.reporting.report_rows`) that are allowed in a column."""
 STEP_RATIOS = ("step_ratio", "step_compression", "acceptance_length")
 """Keys of step ratios, in order of preference: the first key that a row prints is used."""
 MAPS = ("accepted", "top1", "draft_top1", "draft_tv")
@@ -53,7 +47,7 @@ class Column:
     """A column of a paper's table."""
 
     name: str  # key in the rows
-    key: str  # one of `NUMBER_KEYS`, "score:METRIC", "score:METRIC/PART", or "printed:..." if never measured
+    key: str  # a name in `stats.NUMBERS`, "score:METRIC", "score:METRIC/PART", or "printed:..." if never measured
     header: str
     score: str | None  # the displayed score, "metric" or "metric:part"; None for other columns
     precision: int  # printed decimals

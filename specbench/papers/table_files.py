@@ -21,7 +21,6 @@ from specbench.metrics.catalog import find_protocol
 from specbench.names import fitting, guess
 from specbench.papers.table import (
     MAPS,
-    NUMBER_KEYS,
     PRINTED,
     SCORE,
     Column,
@@ -102,16 +101,16 @@ def _paper_names(table: str) -> list[str]:
     return [paper, paper.replace("pp", "++"), str(entry.get("arxiv", paper)), title]
 
 
-def load_table(name: str) -> Table:
-    """Load a bundled table by name, or a user's table from its file."""
+def load_table(name: str, out: str | Path | None = None) -> Table:
+    """Load a bundled table by name, or a user's table from its file; see `read_table`."""
     if name.endswith(".toml"):
-        return read_table(Path(name))
+        return read_table(Path(name), out)
     name = table_name(name)
     if name not in table_names():
         if of_paper := _tables_of_paper(name):
             raise SpecbenchError(f"unknown table '{name}'", f"tables of this paper: {', '.join(of_paper)}")
         raise unknown_name("table", name, table_names())
-    return read_table(data_folder("benchmarks") / f"{name}.toml")
+    return read_table(data_folder("benchmarks") / f"{name}.toml", out)
 
 
 def _tables_of_paper(typed: str) -> list[str]:
@@ -167,9 +166,9 @@ def conventions() -> Mapping[str, object]:
     return content
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path, out: str | Path | None = None) -> Table:
     """Read a table from its file. In a user's table, `name`, `paper` and `source` are optional. `conventions()` apply
-    only to papers' tables.
+    only to papers' tables. `out`: results folder, whose scores may be named although their plug-in is not installed.
     """
     content, file = _read_toml(path), path.name
     axes = content.pop("axes", [])
@@ -189,7 +188,7 @@ def read_table(path: Path) -> Table:
     _check_reasons(reasons, file, "defaults", readings)
     stated = _stated(defaults, file, "defaults")
     mistakes: list[SpecbenchError] = []
-    read = _each(content["columns"], mistakes, lambda entry, i: _column(entry, protocol, file, f"columns[{i}]"))
+    read = _each(content["columns"], mistakes, lambda entry, i: _column(entry, protocol, path, f"columns[{i}]", out))
     columns = tuple(column for column in read if column)
     names = [column.name for column in columns]
     if repeated := [name for name in names if names.count(name) > 1]:
@@ -249,33 +248,49 @@ def _check_default_options(
             mistakes.append(_wrong(file, "defaults.options", str(unknown_name("option", name, taken))))
 
 
-def _column(entry: Any, protocol: str | None, file: str, place: str) -> Column:
+def _column(entry: Any, protocol: str | None, path: Path, place: str, out: str | Path | None) -> Column:
+    file = path.name
     _check(entry, _COLUMN, ("key", "header"), file, place)
-    key = entry["key"]
-    if key not in NUMBER_KEYS and not key.startswith((SCORE, PRINTED)):
-        raise _wrong(file, f"{place}.key", str(unknown_name("key", key, [*NUMBER_KEYS, "score:METRIC"])))
-    if (better := entry.get("better", "none")) not in _BETTER:
-        raise _wrong(file, f"{place}.better", str(unknown_name("value", better, _BETTER)))
-    score = _score(key.removeprefix(SCORE), protocol, file, place) if key.startswith(SCORE) else None
+    key, score, better = entry["key"], None, None
+    if key.startswith(SCORE):
+        score, better = _score(key.removeprefix(SCORE), protocol, file, place, out)
+    elif not key.startswith(PRINTED) and path.parent != data_folder("benchmarks"):
+        from specbench.stats import NUMBERS  # imports pandas, which lists of the bundled tables do not need
+
+        valid = [name for name, number in NUMBERS.items() if not number.type.startswith("list")]
+        if key not in valid:
+            raise _wrong(file, f"{place}.key", str(unknown_name("key", key, [*valid, "score:METRIC"])))
+        better = NUMBERS[key].better
+    if (stated := entry.get("better", better or "none")) not in _BETTER:
+        raise _wrong(file, f"{place}.better", str(unknown_name("value", stated, _BETTER)))
+    if _BETTER[stated] and better not in (None, stated):
+        raise _wrong(file, f"{place}.better", f"'{stated}', but {better} values of {score or key} are better")
     return Column(
-        entry.get("name", key), key, entry["header"], score, entry.get("precision", 2), _BETTER[better],
+        entry.get("name", key), key, entry["header"], score, entry.get("precision", 2), _BETTER[stated],
         entry.get("scale", 1.0), *_stated(entry, file, place),
     )  # fmt: skip
 
 
-def _score(text: str, protocol: str | None, file: str, place: str) -> str:
-    """Return the stored name of a score: ":" replaces "/", and "fid" becomes the protocol's variant of FID."""
+def _score(text: str, protocol: str | None, file: str, place: str, out: str | Path | None) -> tuple[str, Better | None]:
+    """Return the stored name of a score, and which values are better, if known: ":" replaces "/", and "fid" becomes the
+    protocol's variant of FID. Scores in `out` name and direct metrics that are not installed, and parts of plug-ins."""
     metric, _, part = text.partition("/")
+    variants, better, problem = [metric], None, None
     try:
-        if is_reference(metric):
-            referred: Any = metric_catalog.metric(metric)
-            return ":".join(filter(None, (referred.name, part)))
-        variants = [name for name in find_protocol(protocol) if name.partition("[")[0] == metric] if protocol else []
-        name = variants[0] if variants else metric
-        metric_catalog.metric_summary(name)
+        variants += [name for name in find_protocol(protocol) if name.partition("[")[0] == metric] if protocol else []
+        metric_catalog.metric_summary(variants[-1])
+        better = metric_catalog.direction(variants[-1], part)
+        name = metric_catalog.metric(metric).name if is_reference(metric) else variants[-1]
     except SpecbenchError as error:
-        raise _wrong(file, f"{place}.key", str(error)) from None
-    return f"{name}:{part}" if part else name
+        name, problem = metric, error
+    score = ":".join(filter(None, (name, part)))
+    if better is None and out is not None:
+        from specbench.metrics.score_store import stored_directions  # imports pandas
+
+        better = stored_directions(runs_in(Path(out))).get(score)
+    if problem and better is None:
+        raise _wrong(file, f"{place}.key", str(problem))
+    return score, better
 
 
 def _row(
@@ -295,11 +310,8 @@ def _row(
     for needed in ("model", "decoder") if runnable else ():
         if needed not in stated.origins and needed not in shared.origins:
             raise _wrong(file, f"{place}.{needed}", "missing here and in [defaults]")
-    for field, kind, valid in (
-        ("paper", float, columns),
-        ("spread", float, columns),
-        ("notes", str, columns and [*columns, "row"]),
-    ):
+    noted = columns and [*columns, "row"]
+    for field, kind, valid in (("paper", float, columns), ("spread", float, columns), ("notes", str, noted)):
         for name, value in entry.get(field, {}).items():
             if valid is not None and name not in valid:
                 raise _wrong(file, f"{place}.{field}", str(unknown_name("column", name, valid)))
@@ -395,9 +407,8 @@ def _check_axes(axes: object, columns: Sequence[str], file: str) -> None:
             continue
         if value not in columns:
             valid = [*columns, *(("model", "option:NAME", "sampling:NAME") if axis == "x" else ())]
-            raise _wrong(
-                file, f"axes.{axis}", str(unknown_name("axis" if axis == "x" else "column", str(value), valid))
-            )
+            kind = "axis" if axis == "x" else "column"
+            raise _wrong(file, f"axes.{axis}", str(unknown_name(kind, str(value), valid)))
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

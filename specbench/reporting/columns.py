@@ -188,7 +188,7 @@ def _roofline(row: ReportRow) -> str:
 
 def _gap(row: ReportRow) -> str:
     gap, error = row.number("nll_gap"), value_of(row.number("nll_gap_se"))
-    if impossible := row.value("zero_probability"):
+    if impossible := row.by_key.get("zero_probability"):
         return f"inf ({impossible} tokens of probability 0)"
     return MISSING if gap is None else f"{gap.value:+.3f}" + ("" if error is None else f" ± {number(error, 3)}")
 

@@ -35,6 +35,7 @@ from specbench.system.plugins import is_reference
 FEW_NOTE = f"too few prompts for an interval or a p-value (fewer than {FEW_UNITS})"
 """Note on a number whose interval is omitted."""
 OTHER_CAPTIONS = "no images of the same captions: the runs share only the ids of their prompts"
+_NO_NUMBER = "run B has no single number of this name"
 _UNPAIRED = "no paired difference is defined for this metric"
 HEADINGS = ("number", "value", "95 %", "p (Holm)", "images", "prompts needed")
 _NAMES = dict.fromkeys((*stats.PAIR_NUMBERS, "speedup_reverse"), "") | {
@@ -331,13 +332,15 @@ class Gate:
         """Raise a SpecbenchError if the condition holds (exit code `GATE`), or if the value is missing. `run`: run B; a
         condition can also name a number of its report row."""
         named = [row for row in rows if self.name in (row.name, row.name.removesuffix(f" ({row.fingerprint})"))]
-        if run and self.name in stats.RUN_NUMBERS:
-            if named:
-                hint = f"name the score with its fingerprint: {self.name} ({named[0].fingerprint})"
-                raise SpecbenchError(f"--fail-if '{self.text}': '{self.name}' is a number of runs and a metric", hint)
-            named = [Compared(self.name, report_row(Run(run), ()).number(self.name))]
+        if named and run and self.name in stats.RUN_NUMBERS:
+            hint = f"name the score with its fingerprint: {self.name} ({named[0].fingerprint})"
+            raise SpecbenchError(f"--fail-if '{self.text}': '{self.name}' is a number of runs and a metric", hint)
         if not named:
-            raise unknown_name("number", self.name, {*(row.name for row in rows), *stats.RUN_NUMBERS})
+            of_run = report_row(Run(run), ()) if run else None
+            numbers = {name: number for name in of_run.by_key if (number := of_run.number(name))} if of_run else {}
+            if not of_run or self.name not in {*of_run.by_key, *stats.RUN_NUMBERS}:
+                raise unknown_name("number", self.name, {*(row.name for row in rows), *numbers})
+            named = [Compared(self.name, numbers.get(self.name), note=None if self.name in numbers else _NO_NUMBER)]
         for row in named:
             value = getattr(row.estimate, self.field, None)
             if value is None or math.isnan(value):

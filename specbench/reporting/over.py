@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from specbench import stats
 from specbench.metrics.score_store import pooled_score, read_scores
 from specbench.reporting.columns import MISSING, number, with_interval
 from specbench.reporting.comparability import Run, code_text, copies, is_ar, nearest_ar
+from specbench.reporting.row import ARROWS
 from specbench.specs.options import plain
 from specbench.specs.presets import named_ar
 from specbench.store.run_folders import runs_in, setting_texts
@@ -32,6 +33,7 @@ class Pooled(stats.Estimate):
     """Estimate over the images of all seeds. `spread`: standard deviation of the seeds' values."""
 
     spread: float | None = None
+    better: stats.Better = "higher"
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,15 @@ class SeedsRow:
     images: int
     numbers: Mapping[str, Pooled]
     copies: Sequence[str] = ()  # folders of copies of a run, which are not counted
+    not_pooled: Mapping[str, str] = field(default_factory=dict)  # {score: reason}
 
     @property
     def record(self) -> dict[str, object]:
         """Convert to plain values, for json."""
         parts = ("value", "spread", "low", "high")
         numbers = {name: {part: getattr(own, part) for part in parts} for name, own in self.numbers.items()}
-        return {key: value for key, value in vars(self).items() if value or key != "copies"} | {"numbers": numbers}
+        rare = ("copies", "not_pooled")
+        return {key: value for key, value in vars(self).items() if value or key not in rare} | {"numbers": numbers}
 
 
 def over_seeds(folders: Sequence[Path]) -> list[SeedsRow]:
@@ -89,25 +93,31 @@ def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> SeedsRow:
     every = pd.concat([run.rows[["prompt_id", "nfe"]] for run in runs], ignore_index=True)
     nfe = stats.interval("nfe", every)  # unknown for imported tokens
     numbers = {"nfe": _pooled(nfe, every, [stats.nfe(run.rows) for run in decoded])} if nfe else {}
-    numbers |= _speedups(decoded, baselines) | (_scores(decoded) if decoded else {})
+    scores, not_pooled = _scores(decoded) if decoded else ({}, {})
+    numbers |= _speedups(decoded, baselines) | scores
     options, seeds = settings | spec.decoder.options, [run.info.spec.seed for run in decoded]
-    return SeedsRow(spec.model, spec.decoder.full_name, options, seeds, len(every), numbers)
+    return SeedsRow(spec.model, spec.decoder.full_name, options, seeds, len(every), numbers, (), not_pooled)
 
 
-def _scores(runs: Sequence[Run]) -> dict[str, Pooled]:
-    """Pool the overall scores that all runs have, if they are means over images or categories."""
+def _scores(runs: Sequence[Run]) -> tuple[dict[str, Pooled], dict[str, str]]:
+    """Pool the overall scores that all runs have, if they are means over images or categories. Also return the reasons
+    why other scores are not pooled."""
     scored = [{(row["metric"], row["fingerprint"]): row for row in read_scores(run.folder)} for run in runs]
     common: list[Any] = sorted(set.intersection(*map(set, scored)))
     numbers: dict[str, Pooled] = {}
+    whole = {key for scores in scored for key in scores if ":" not in key[0]}
+    reasons = {metric: "not every seed has it with this fingerprint" for metric, _ in sorted(whole.difference(common))}
     for metric, fingerprint in (key for key in common if ":" not in key[0]):
         own = [scores[metric, fingerprint] for scores in scored]
         values: list[Any] = [score["value"] for score in own]
         estimate = pooled_score([run.folder for run in runs], own[0])
-        if estimate is not None and not pd.isna(values).any():
-            several = sum(name == metric for name, _ in common) > 1
-            name = f"{metric} ({fingerprint})" if several else metric
-            numbers[name] = Pooled(estimate.value, estimate.low, estimate.high, _spread(values))
-    return numbers
+        several = sum(name == metric for name, _ in common) > 1
+        name = f"{metric} ({fingerprint})" if several else metric
+        if estimate is None or pd.isna(values).any():
+            reasons[name] = "it is not a mean of values per image" if estimate is None else "a seed has no value"
+        else:
+            numbers[name] = Pooled(estimate.value, estimate.low, estimate.high, _spread(values), own[0]["better"])
+    return numbers, reasons
 
 
 def _speedups(runs: Sequence[Run], baselines: Sequence[Run]) -> dict[str, Pooled]:
@@ -144,18 +154,20 @@ def _spread(values: Sequence[float | None]) -> float | None:
 def over_table(rows: Sequence[SeedsRow]) -> TextTable:
     """Format the rows of `over_seeds` as a table of texts."""
     options = _option_names(rows)
-    numbers = list(dict.fromkeys(name for row in rows for name in row.numbers))
-    named = {"nfe": "NFE", "speedup": "speed-up", "speedup_geometric": "geometric mean"}
+    numbers = {name: f"{name} {ARROWS[pooled.better]}" for row in rows for name, pooled in row.numbers.items()}
+    speed_up = ARROWS[stats.speedup.better or "higher"]
+    named = {"nfe": f"NFE {ARROWS[stats.nfe.better or 'lower']}", "speedup": f"speed-up {speed_up}"}
+    named |= {"speedup_geometric": f"geometric mean {speed_up}"}
     digits = {name: 1 if name == "nfe" else 2 if name in named else 3 for name in numbers}
     lines = []
     for row in rows:
         chosen = [MISSING if row.options.get(name) is None else plain(row.options[name]) for name in options]
         cells = [_cell(row.numbers.get(name), digits[name]) for name in numbers]
         lines.append([row.decoder, *chosen, str(len(row.seeds)), str(row.images), *cells])
-    headings = ["decoder", *options, "seeds", "images", *(named.get(name, name) for name in numbers)]
-    return plain_table(
-        headings, lines, NOTE, [f"{copy} is a copy and is omitted." for row in rows for copy in row.copies]
-    )
+    headings = ["decoder", *options, "seeds", "images", *(named.get(name, title) for name, title in numbers.items())]
+    notes = [f"{copy} is a copy and is omitted." for row in rows for copy in row.copies]
+    notes += [f"{name} is not pooled: {why}." for row in rows for name, why in row.not_pooled.items()]
+    return plain_table(headings, lines, NOTE, [*dict.fromkeys(notes)])
 
 
 def over_markdown(table: TextTable, records: Sequence[Mapping[str, Any]], label: str | None) -> str:

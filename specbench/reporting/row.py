@@ -236,19 +236,15 @@ class ReportRow:
 
     def number(self, name: str) -> Estimate | None:
         """Return a number of the run by its name; its interval may be missing."""
-        value = self.value(name)
-        if isinstance(value, int | float):
+        value = self.by_key.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
             return Estimate(value)
         return value if isinstance(value, Estimate) else None
 
     def series(self, name: str) -> Sequence[float | None]:
         """Return a list-valued number of the run (by depth or position); empty if missing."""
-        value = self.value(name)
+        value = self.by_key.get(name)
         return value if isinstance(value, Sequence) else ()
-
-    def value(self, name: str) -> NumberValue:
-        """Return the value of a number of the run, which may be a list."""
-        return self.by_key.get(name)
 
     def score(self, metric: str, fingerprint: str) -> ShownScore | None:
         scores = (score for score in self.scores if (score.metric, score.fingerprint) == (metric, fingerprint))

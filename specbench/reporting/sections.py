@@ -212,7 +212,7 @@ def _section(runs: list[ReportRow]) -> Section:
     quality = (*col.QUALITY, *audited, *traced, *col.score_columns(runs))
     remarks = _remarks(runs)
     parts = col.part_columns(runs).items()
-    drafting = any("head" in row.options or row.value("theorem2_bound") for row in runs)
+    drafting = any("head" in row.options or row.by_key.get("theorem2_bound") for row in runs)
     tables = [
         ReportTable(speed, topic="Speed, every column"),
         ReportTable(quality, remark=remarks, topic="Quality, every column"),
@@ -292,7 +292,7 @@ def _heading(runs: Sequence[ReportRow], drawn: bool = True) -> str:
     parts += [f"{threads} thread{'s' * (threads != 1)}"] if threads else []
     parts += dict.fromkeys(row.steps.partition(" ")[0] for row in runs if tells_steps(row))
     # For imported images without a latency, the batch size is unknown.
-    told = ours or setting.batch > 1 or any(run.value("latency_ms") for run in runs)
+    told = ours or setting.batch > 1 or any(run.by_key.get("latency_ms") for run in runs)
     parts += [f"batch {setting.batch}"] if told else []
     source = f" from {row.source}" if row.source else ""
     return f"{row.model}{source}: {', '.join(parts)}"

@@ -206,13 +206,8 @@ def draft_plan(settings: RunSettings, shared: Shared | None = None, ahead: bool 
         threads, busy = _threads(draft, shared)
         draft = replace(draft, compute=replace(draft.compute, threads=threads))
         prompts, notes = shared.load(*named), filter(None, [model.size_note, _rows_note(model, settings), alone])
-        plan = Plan(
-            **vars(draft),
-            prompts=prompts,
-            chosen=chosen,
-            drawn=drawing.text(prompts),
-            notes=(*unmet, *busy, *notes),
-        )
+        drawn = drawing.text(prompts)
+        plan = Plan(**vars(draft), prompts=prompts, chosen=chosen, drawn=drawn, notes=(*unmet, *busy, *notes))
         if not draft.workers.elsewhere:
             # Compilation, windows and batch depend on the plan's size and on this machine.
             settled = problems.check("memory", lambda: _settle_batch(_settle_windows(_settle_steps(plan, shared))))

@@ -95,6 +95,37 @@ def test_the_stored_name_of_a_plug_ins_metric_is_answered_with_its_class(scored,
     assert cli("score", "--out", out, "--metric", "mein").err.startswith("error: unknown metric 'mein'")
 
 
+TABLE = """title = "scores"
+columns = [{{ key = "{key}", header = "mine"{more} }}]
+rows = [{{ label = "AR", decoder = "ar", model = "shapes", prompts = "shapes" }}]
+"""
+
+
+@pytest.mark.parametrize("better, arrow, other", [("lower", "↓", "higher"), ("higher", "↑", "lower")])
+def test_a_table_has_the_direction_of_a_score_without_its_plug_in(
+    scored, cli, tmp_path, monkeypatch, better, arrow, other
+):
+    out, table, code = scored(better), tmp_path / "own.toml", tmp_path / f"mine_{better}_plain.py"
+
+    def report(key: str, more: str = "", out=out):
+        table.write_text(TABLE.format(key=key, more=more))
+        return cli(
+            "report", table, "--out", out, *(word for run in sorted(out.glob("*-*")) for word in ("--with", run))
+        )
+
+    for key in ("score:mine", f"score:{code.stem}:Mine"):
+        values = [f"| {read_scores(run)[0]['value']:.2f} [" for run in out.iterdir()]
+        shown = report(key).out.replace("\xa0", " ")
+        assert all(text in shown.replace("**", "") for text in (f"| mine {arrow} |", *values))
+        assert ("| **" in shown) == (better == "lower"), "SJD's is lower; AR's is never bold"
+        contradiction = f"own.toml: columns[0].better: '{other}', but {better} values of mine are better"
+        report(key, f', better = "{other}"').refused(contradiction)
+        code.write_text(PLUGIN.format(better=better, kind="plain"))
+        monkeypatch.syspath_prepend(tmp_path)
+    report("score:mien").refused("columns[0].key: unknown metric 'mien'")
+    report("score:mine", out=tmp_path / "empty").refused("columns[0].key: unknown metric 'mine'")
+
+
 def test_a_distance_of_a_plug_in_is_not_compared_in_a_report(scored):
     plain, distance = (sorted(scored("lower", kind).iterdir()) for kind in ("plain", "distance"))
     assert [row.name for row in scores_beside(*plain)] == ["mine"] and scores_beside(*distance) == []

@@ -223,6 +223,7 @@ def test_a_score_of_one_image_is_marked_as_one_of_few(monkeypatch, tmp_path, n, 
 
 FOREIGN = """
 import sys
+from dataclasses import replace
 import pyarrow as pa, torch
 from specbench.metrics.base import PerImageMetric, Score
 
@@ -257,6 +258,8 @@ class Count(Sound):
     def scores(self, statistics): return [Score(self.name, one.estimate, "x") for one in super().scores(statistics)]
 class Part(Sound):
     def scores(self, statistics): return [Score("shapes-clip", one.estimate, 1) for one in super().scores(statistics)]
+class Up(Sound):
+    def scores(self, statistics): return [replace(one, better="up") for one in super().scores(statistics)]
 class Key(Sound): columns = {"prompt_id": pa.string(), "value": pa.float32()}
 class Odd(Sound):
     def features(self, samples): raise GeneratorExit
@@ -285,6 +288,7 @@ def test_a_foreign_metric_is_named_for_its_faults_and_others_go_on(tmp_path, mon
         answer = cli("score", "--out", tmp_path / "out", "--metric", f"foreign:{fault}", *("--metric", DETECTOR[0]))
         assert answer.code == PARTIAL and "metric '" in answer.err and "a bug" not in answer.err, (fault, answer.err)
         assert ("shapes-detector" in answer.out) == (fault not in before)
+        assert fault != "Up" or "better of the score mine is 'up', not lower or higher" in answer.err
     for fault in sorted(named):
         cli("score", "--out", tmp_path / "out", "--metric", f"foreign:{fault}").refused("is called")
     cli("score", "--out", tmp_path / "out", "--metric", "foreign:Bare").refused("subclass specbench.metrics.base")

@@ -192,7 +192,7 @@ def test_the_interval_of_the_gap_knows_how_few_images_it_has(tmp_path):
     column = Column("nll_gap", "nll_gap", "Gap", None, 3, "none", 1.0, RunSettings())
     measured = Measured(Run(tmp_path / SJD.run_id), row, None, (), None)
     gap = make_cell(TABLE.rows[1], column, measured, None, None)
-    assert gap.high - gap.value == pytest.approx(2.3646242515928 * row.value("nll_gap_se"))
+    assert gap.high - gap.value == pytest.approx(2.3646242515928 * row.by_key["nll_gap_se"])
 
 
 def test_other_prompts_than_the_table_asks_for_show_no_difference(tmp_path):
@@ -275,7 +275,7 @@ def test_a_row_of_a_lossless_decoder_that_fails_its_audit_says_so(tmp_path):
         write_audit(run, {**verdict, "failed": failed, "images": 3, "fingerprint": ""})
         line = next(line for line in join(TABLE, {SPECULATIVE: run}).lines if line.label == "B SJD")
         assert any("NOT LOSSLESS" in note for note in line.notes) == failed
-        assert any(note.startswith("Lossless: ") for note in line.notes) != failed
+        assert any(note.startswith("Declared lossless: ") for note in line.notes) != failed
 
 
 def test_a_row_that_did_not_run_says_why_and_every_column_and_mark_is_explained(joined):

@@ -7,6 +7,7 @@ from refusals import refused
 
 from specbench.papers.table_files import conventions, load_table, load_tables, papers, read_table, table_names
 from specbench.runs.settings import RunSettings
+from specbench.stats import NUMBERS
 
 GOOD = {
     "name": '"mine"', "paper": '"gsd"', "source": '"Table 1"', "title": '"a table"',
@@ -78,6 +79,18 @@ def test_the_tables_run_what_the_papers_ran():
             assert text == (row.decoder == "cool-sd"), (table.name, row.label)
 
 
+def test_columns_have_the_direction_of_their_number_or_metric_if_the_file_states_none(tmp_path):
+    numbers = {name: number.better for name, number in NUMBERS.items() if not number.type.startswith("list")}
+    keys = {**numbers, "score:fid": "lower", "score:clip[b16+299]": "higher", "score:shapes-detector/color": "higher"}
+    texts = [f'{{ key = "{key}", header = "H" }}' for key in keys]
+    own = written(tmp_path, columns=f"[{', '.join(texts)}]", rows=f"[{{ {ROW} }}]")
+    assert {column.key: column.better for column in read_table(own).columns} == keys
+    none = written(tmp_path, columns='[{ key = "nfe", header = "N", better = "none" }]')
+    assert [column.better for column in read_table(none).columns] == [None]
+    for column in (column for table in load_tables() for column in table.columns if not column.score):
+        assert not column.measurable or numbers[column.key] in (None, column.better) or column.better is None
+
+
 @pytest.mark.parametrize(("changed", "problem"), [
     ({"source": None}, "source: missing"),
     ({"colums": "[]"}, "colums: unknown field 'colums'"),
@@ -105,6 +118,9 @@ def test_the_tables_run_what_the_papers_ran():
     ({"columns": '[{ key = "nef", header = "NFE" }]'}, "columns[0].key: unknown key 'nef' (did you mean 'nfe'?"),
     ({"columns": '[{ key = "score:fdi[x]", header = "F" }]'}, "columns[0].key: unknown metric 'fdi[x]'"),
     ({"columns": '[{ key = "nfe", header = "N", better = "up" }]'}, "columns[0].better: unknown value 'up'"),
+    ({"columns": '[{ key = "nfe", header = "N", better = "higher" }]'}, "columns[0].better: 'higher', but lower"),
+    ({"columns": '[{ key = "score:fid", header = "F", better = "higher" }]'}, "columns[0].better: 'higher', but lower"),
+    ({"columns": '[{ key = "acceptance_by_offset", header = "A" }]'}, "columns[0].key: unknown key 'acceptance_by_o"),
     (
         {"columns": '[{ key = "nfe", header = "N", precision = 1.5 }]'},
         "columns[0].precision: 1.5 is not a whole number",

@@ -2,6 +2,7 @@
 run and image cards."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from synthetic import AR, SJD, changed
 from specbench import stats
 from specbench.metrics import scoring
 from specbench.prompts import Prompt, Request
-from specbench.reporting import html, render, report_rows
+from specbench.reporting import compare, html, render, report_rows
 from specbench.reporting.comparability import Run
 from specbench.reporting.compare import (
     FEW_NOTE,
@@ -281,7 +282,7 @@ def test_a_gate_stops_a_script_with_4(runs, cli, tmp_path):
     assert cli("compare", *ids, "--out", tmp_path, "--fail-if", "brightness<-1").code == 0
 
 
-def test_a_gate_knows_every_declared_number(runs, cli, tmp_path):
+def test_a_gate_knows_every_declared_number(runs, cli, tmp_path, monkeypatch):
     """Numbers of pairs of runs are B over A, other numbers are B's in reports."""
     [row] = report_rows([runs[1]])
     call = "compare", *(folder.name for folder in runs), "--out", tmp_path, "--fail-if"
@@ -292,7 +293,13 @@ def test_a_gate_knows_every_declared_number(runs, cli, tmp_path):
     for name, number in numbers.items():
         assert cli(*call, f"{name}>{number.value - 1e-3}").code == 4, name
         assert cli(*call, f"{name}<{number.value - 1e-3}").code == 0, name
-    cli(*call, "throughput<1").refused("cannot be evaluated")  # of a batch above 1 only
+    for name in ("throughput", "acceptance_by_offset", "stage2_nfe", "over_floor", "label"):
+        cli(*call, f"{name}<1").refused("cannot be evaluated: run B has no single number of this name")
+    of_row = replace(row, roofline=replace(row.roofline, over_floor=1.5))
+    monkeypatch.setattr(compare, "report_row", lambda *_: of_row)
+    assert [cli(*call, text).code for text in ("over_floor>1.4", "over_floor>1.6", "failed>0", "n<99")] == [4, 0, 0, 4]
+    offered = cli(*call, "zzz<1").err
+    assert "over_floor" in offered and not re.search("by_offset|stage2|throughput|lossless", offered)
 
 
 @pytest.mark.parametrize(("condition", "problem"), [

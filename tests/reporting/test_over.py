@@ -63,7 +63,13 @@ def test_scores_over_seeds_are_computed_as_in_a_single_run(tmp_path):
         for name in ("shapes-detector", "dpg-bench"):
             pooled = alone.numbers[name]
             assert (pooled.value, pooled.low, pooled.high) == astuple(shown[name])
+        assert alone.not_pooled["brightest"] == "it is not a mean of values per image"
     [both] = over.over_seeds([*tmp_path.iterdir()])
+    table = over.over_table([both])
+    assert {"NFE ↓", "shapes-detector ↑", "dpg-bench ↑"} < {*table.headings}
+    assert table.notes[0] == "brightest is not pooled: it is not a mean of values per image."
+    numbers = both.numbers | {"dpg-bench": replace(both.numbers["dpg-bench"], better="lower")}
+    assert "dpg-bench ↓" in over.over_table([replace(both, numbers=numbers)]).headings
     assert (both.seeds, both.images) == ([0, 1], 18) and both.numbers["nfe"].value == 4
     detector, dpg = both.numbers["shapes-detector"], both.numbers["dpg-bench"]
     assert (detector.value, dpg.value) == pytest.approx(((6 / 12 + 4 / 6) / 2, 25 / 32)) and detector.low > 0

@@ -9,6 +9,7 @@ from specbench.stats import Estimate
 class Variety(Metric):
     name = "variety"
     summary = "standard deviation over images of their mean brightness"
+    better = "lower"  # which values are better; by default "higher"
     columns = {"brightness": pa.float32()}  # noqa: RUF012  what `features` returns for each image, and is kept
 
     def identity(self):
