@@ -27,10 +27,10 @@ from specbench.papers.cells import (
 from specbench.papers.table import Column, Row, Table
 from specbench.papers.table_files import papers
 from specbench.prompts import public
-from specbench.reporting.columns import FAILED_AUDIT, Claim, failed_audit, lossless_claim
+from specbench.reporting.columns import FAILED_AUDIT, failed_audit
 from specbench.reporting.comparability import Run, with_ar_runs
 from specbench.reporting.compare import MARKED, against, marks
-from specbench.reporting.row import ReportRow
+from specbench.reporting.row import Claim, ReportRow
 from specbench.reporting.sections import captions_cut
 from specbench.runs.settings import RunSettings
 from specbench.store.run_info import RunInfo
@@ -200,7 +200,7 @@ def _line(
         cells[column.name] = make_cell(row, column, measured[column.name], short, fingerprints[column.name])
     there = [part for part in measured.values() if part is not None]
     runs = [run for part in there for run in seeds_of(part.run)]
-    exact = (_FAILED if failed_audit(part.row) else _CLAIMS[lossless_claim(part.row)] for part in there)
+    exact = (_FAILED if failed_audit(part.row) else _CLAIMS[part.row.claim] for part in there)
     notes = [*dict.fromkeys(exact)]
     notes += [f"Not run: {why}." for why in missing if why != NOT_RUN]
     notes += [row.notes["row"]] if "row" in row.notes else []

@@ -15,7 +15,6 @@ from specbench.reporting.row import ARROWS, SIGNS, ReportRow, ShownScore
 from specbench.stats import Better, Estimate, Number
 from specbench.stats.intervals import FEW_UNITS, is_real
 from specbench.store.run_store import AuditVerdict
-from specbench.system.json_values import Word
 
 MISSING = "-"
 MARK = "†"  # Marks a difference that is real by `specbench.stats.RULE`
@@ -244,21 +243,9 @@ def _with_window(row: ReportRow) -> str:
     return label if window is None else label.replace(row.label, f"{row.label} window={window}", 1)
 
 
-class Claim(Word):
-    """Value of the column `lossless`: what is declared, without the audit."""
-
-    LOSSLESS = "yes"
-    LOSSY = "no"
-    FOREIGN = "theirs"
-
-
-def lossless_claim(row: ReportRow) -> Claim:
-    return Claim.FOREIGN if row.imported else Claim.LOSSLESS if row.lossless else Claim.LOSSY
-
-
 def _exactness(row: ReportRow) -> str:
     """Format whether a decoder is lossless, and the result of its run's audit."""
-    cell = lossless_claim(row)
+    cell = row.claim
     if not (audit := row.audit):
         return cell
     if audit.verdict == AuditVerdict.CONSISTENT:
@@ -305,7 +292,7 @@ SPEED = (
     ROOFLINE,
 )
 
-LOSSLESS = ReportColumn("lossless", lossless_claim, _LOSSLESS, kept=True, words=True)
+LOSSLESS = ReportColumn("lossless", lambda row: row.claim, _LOSSLESS, kept=True, words=True)
 TOKENS_PER_SECOND = _plain("tokens per second", stats.tokens_per_second, 1)
 IMAGES_PER_HOUR = _plain("images per hour", stats.images_per_hour, 0)
 

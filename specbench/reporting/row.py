@@ -18,6 +18,7 @@ from specbench.specs.run_spec import RunSetting
 from specbench.stats import MEANS, NUMBERS, Better, Difference, Estimate
 from specbench.stats.intervals import is_real
 from specbench.store.run_store import AuditVerdict
+from specbench.system.json_values import Word
 
 SIGNS: Mapping[Better, int] = {"lower": -1, "higher": 1}
 ARROWS: Mapping[Better, str] = {"lower": "↓", "higher": "↑"}
@@ -183,6 +184,14 @@ class ShownAudit:
     current: bool  # whether the images have not changed since the audit
 
 
+class Claim(Word):
+    """Value of the column `lossless`: what is declared, without the audit."""
+
+    LOSSLESS = "yes"
+    LOSSY = "no"
+    FOREIGN = "theirs"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReportRow:
     """Numbers and settings of a run. Intervals are missing below `FEW_UNITS` prompts. `record` omits fields with a
@@ -219,6 +228,10 @@ class ReportRow:
     copies: Sequence[str] | None = None  # folders of copies of the run, which are not shown
     against: Against | None = None
     real: Collection[str] | None = None  # names of the numbers that differ from AR's
+
+    @property
+    def claim(self) -> Claim:
+        return Claim.FOREIGN if self.imported else Claim.LOSSLESS if self.lossless else Claim.LOSSY
 
     @property
     def is_ar(self) -> bool:
