@@ -210,7 +210,7 @@ def verify(
 ) -> None:
     from specbench.checks import verify as checks
 
-    rows = checks.verify(path, recompute, chosen_device(device) if recompute else device)
+    rows = checks.verify(path, recompute, chosen_device(device))
     print_json(rows) if json else print_table(rows, ("run", "check", "status", "detail"))
     if wrong := [row for row in rows if row["status"] == checks.WRONG]:
         raise SpecbenchError(f"{len(wrong)} of {len(rows)} checks failed: {wrong[0]['detail']}", exit_code=GATE)
