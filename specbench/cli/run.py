@@ -120,9 +120,8 @@ def run(
 
 def _say_unequal(plans: Sequence[Plan], reporter: Reporter) -> None:
     """Report settings (published values, defaults) in which decoders differ, so that the decoders are incomparable."""
-    differences, equal = [], []
+    differences, equal, inline = [], [], SettingOrigin(SettingSource.INLINE)
     for name in ("window", "fresh-q"):
-        inline = SettingOrigin(SettingSource.INLINE)
         decoders = [decoder for plan in plans for decoder in plan.decoders]
         open_here = [decoder.spec for decoder in decoders if decoder.origins.get(name) != inline]
         values = {spec.name: spec.options[name] for spec in open_here if spec.options.get(name) is not None}

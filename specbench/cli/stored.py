@@ -205,7 +205,7 @@ def pack(
 def verify(
     path: Path = argument("PATH", "File of specbench pack, results folder, or a run."),
     recompute: bool = switch("--recompute", "Recompute p with the model instead of using the recorded values."),
-    device: str = option("--device", "DEVICE", "With --recompute: torch device.", AUTO),
+    device: str = option("--device", "DEVICE", "With --recompute or tokens of another program: torch device.", AUTO),
     json: bool = Json,
 ) -> None:
     from specbench.checks import verify as checks

@@ -140,7 +140,7 @@ def warm_up_steps(how: Decoding, requests: Sequence[Request], render: bool = Tru
 def drawn(
     model: ImageModel, tokens: Tensor, requests: Sequence[Request], decoder: DecoderSpec, seed: int
 ) -> list[tuple[np.ndarray | None, dict[str, float]]]:
-    """Render stream tokens [B, N]. Return for each image its pixels, uint8 [3, H, W] (None without pixel decoder), and
+    """Render stream tokens [B, N]. Return for each image its pixels, uint8 [3, H, W] (None if it cannot render), and
     the facts of its second stage ({} without a second stage). The image's noise key seeds random rendering."""
     if isinstance(model, StagedModel):
         made = []

@@ -218,7 +218,7 @@ def warn_of_few(images: Gaussian) -> str | None:
 
 
 def warn_of_points(images: Moments, reference: Moments) -> str | None:
-    """Return a warning about sets whose images are all identical; None without such sets."""
+    """Return a warning about sets whose images are all identical; None if there are none."""
     sets = [name for name, moments in (("images", images), ("reference images", reference)) if moments.is_point]
     return f"all {' and all '.join(sets)} are identical" if sets else None
 

@@ -133,7 +133,7 @@ def image_features(folder: Path, metric: Metric) -> pd.DataFrame:
 
 
 def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object] | None:
-    """Compute the paired difference between the scores of a run and a baseline; None without common images. Return
+    """Compute the paired difference between the scores of a run and a baseline; None if no image is common. Return
     `run_id, baseline, metric, difference, low, high, p, spread, n, fingerprint`. Interval and p-value are None for too
     few prompts."""
     common = of_same_captions(folder, baseline)

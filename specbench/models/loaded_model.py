@@ -132,15 +132,19 @@ class LoadedModel(TransformerModel):
             raise SpecbenchError(f"{what}: {wrong[0]} is not one of the {self._words} words of {self.name}")
         return numbers
 
+    def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
+        """Return vocabulary ids of the conditional and the unconditional prompt, up to the first image token."""
+        pair = _result(f"prompt_ids of {text!r:.40}", self._ids_of, text)
+        if not isinstance(pair, Sequence) or len(pair) != 2:
+            raise SpecbenchError("prompt_ids must return two lists of ids", "return ids with and without a prompt")
+        return self._ids("prompt_ids", pair[0]), self._ids("prompt_ids", pair[1])
+
     def encode(self, prompts: Sequence[str]) -> Prefix:
         """Encode prompts as ids [P, 1], because the network embeds them itself."""
         rows: tuple[list[list[int]], list[list[int]]] = [], []
         for text in prompts:
-            pair = _result(f"prompt_ids of {text!r:.40}", self._ids_of, text)
-            if not isinstance(pair, Sequence) or len(pair) != 2:
-                raise SpecbenchError("prompt_ids must return two lists of ids", "return ids with and without a prompt")
-            for ids, part in zip(rows, pair, strict=True):
-                ids.append(self._ids("prompt_ids", part))
+            for ids, part in zip(rows, self.prompt_ids(text), strict=True):
+                ids.append(part)
         if not all((*rows[0], *rows[1])):
             raise SpecbenchError("prompt_ids returned a prompt without ids", "return at least one id, such as <s>")
         total, positions = max(map(len, (*rows[0], *rows[1]))) + self.layout.length, self._positions()

@@ -426,7 +426,7 @@ def _metadata(path: Path, where: str, row: dict[str, Any], columns: _Columns) ->
 
 
 def _single(path: Path, where: str, row: dict[str, Any], keys: tuple[str, ...]) -> object:
-    """Return the value that equivalent columns share, None without such columns. Reject a row with unequal values."""
+    """Return the value that equivalent columns share, or None if there are none. Reject a row with unequal values."""
     if len(keys) > 1:
         filled = [key for key in keys if row[key] not in (None, "")]
         if any(row[key] != row[filled[0]] for key in filled):

@@ -181,7 +181,7 @@ def _fastest(row: ReportRow) -> str:
 
 def _roofline(row: ReportRow) -> str:
     if row.roofline.roofline_note:
-        return "measured peak too low"
+        return "peak too low"
     return MISSING if row.roofline.over_floor is None else f"{number(row.roofline.over_floor)}x"
 
 

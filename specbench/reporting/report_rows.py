@@ -37,8 +37,8 @@ from specbench.system.monitor import gpu_disturbances, taken_cores
 _MOST_READINGS = 20_000  # For more images, the readings of the machine are skipped, because they are large
 
 ROOFLINE_WRONG = (
-    "no ratio, because decoding was faster than the device's measured peak: it was measured on a busy machine, or "
-    "the cache holds the weights. On an idle machine, measure it again (specbench doctor --measure), then run again"
+    "no ratio, because decoding was faster than the device's peak allows. A peak that was measured on a busy machine "
+    "is too low, and a cache may hold the weights. On an idle machine: specbench doctor --measure, then run again"
 )
 """Note instead of a roofline ratio below 1, which is impossible."""
 

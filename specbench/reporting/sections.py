@@ -95,7 +95,7 @@ def _notes(runs: Sequence[ReportRow], remark: str) -> list[str]:
     common = [f"The speed-up is over the {images} images in common with AR."] if over else []
     few = [col.FEW_PROMPTS] if lacks_interval(runs, parts=False) else []
     unbounded = any(row.roofline.roofline_note for row in runs)
-    wrong = ["Decoding was faster than a measured peak; see specbench report --all"] if unbounded else []
+    wrong = ["Decoding was faster than the device's peak; see specbench report --all"] if unbounded else []
     lines = [*legend(runs), *common, *few, *captions_cut(runs), *([remark] if remark else []), *wrong]
     left = len(lines) - _MOST_NOTES
     return lines if left <= 0 else [*lines[: _MOST_NOTES - 1], f"{left + 1} more notes: specbench report --all"]

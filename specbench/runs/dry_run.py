@@ -127,7 +127,7 @@ def distinct_outlooks(swept: Iterable[RunSettings], shared: Costs | None = None)
 
 
 def obstacle(runs: Iterable[Outlook]) -> SpecbenchError | None:
-    """Return the only problem that blocks the runs, or an error with the number of problems; None without problems."""
+    """Return the only problem that blocks the runs, or an error with the number of problems; None if there are none."""
     errors = list({str(error): error for outlook in runs for error in outlook.obstacles}.values())
     if len(errors) < 2:
         return errors[0] if errors else None

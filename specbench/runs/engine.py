@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from http.client import InvalidURL
 from itertools import groupby
 from typing import Any, TypeGuard
@@ -20,6 +21,7 @@ import torch
 from specbench.errors import FAILURE, SpecbenchError
 from specbench.models.families.base import FamilyModel
 from specbench.models.interface import ImageModel, TokenLayout
+from specbench.models.loaded_model import LoadedModel
 from specbench.specs.run_spec import SAMPLING, UNSERVED, Sampling
 from specbench.system import console
 from specbench.system.downloads import DOWNLOAD_ATTEMPTS, PAUSE_S, TRANSIENT, send
@@ -101,9 +103,11 @@ def _last_part(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].casefold()
 
 
-def reads_prompt_ids(model: ImageModel) -> TypeGuard[FamilyModel]:
-    """Return whether a prompt of the model is a list of ids that an engine can also read."""
-    return isinstance(model, FamilyModel) and type(model).prompt_ids is not FamilyModel.prompt_ids
+def reads_prompt_ids(model: ImageModel) -> TypeGuard[FamilyModel | LoadedModel]:
+    """Return whether a prompt of the model is a list of ids."""
+    if isinstance(model, FamilyModel):
+        return type(model).prompt_ids is not FamilyModel.prompt_ids
+    return isinstance(model, LoadedModel)
 
 
 def refuse_other_prompt(model: ImageModel, text: str, ids: Any, where: str) -> None:
@@ -112,7 +116,8 @@ def refuse_other_prompt(model: ImageModel, text: str, ids: Any, where: str) -> N
     if ids is None or not reads_prompt_ids(model) or ids == (own := model.prompt_ids(text)[0]):
         return
     try:
-        read, ours = (model.tokenizer.decode(part, skip_special_tokens=False) for part in (ids, own))
+        written = partial(model.tokenizer.decode, skip_special_tokens=False) if isinstance(model, FamilyModel) else str
+        read, ours = written(ids), written(own)
     except (TypeError, OverflowError):
         raise SpecbenchError(f"{where}: invalid prompt_token_ids, which must be a list of ids") from None
     unseen = ", in other ids" * (read == ours)
@@ -124,7 +129,7 @@ class EngineModel:
     """A model served by an engine. `seconds`: duration of the requests of the last `draw`."""
 
     def __init__(self, engine: Engine, model: ImageModel, sampling: Sampling):
-        if not reads_prompt_ids(model):
+        if not reads_prompt_ids(model) or isinstance(model, LoadedModel):
             raise SpecbenchError(f"an engine takes prompts as token ids, but {model.name} does not")
         self._ids: list[int] = model.table_ids(torch.arange(model.layout.vocab, device=model.device)).tolist()
         self._words = model.backbone.embed_tokens.num_embeddings

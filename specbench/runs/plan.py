@@ -155,7 +155,7 @@ class Plan(Draft):
 
 
 def head_files(model: ModelFacts, decoder: DecoderSpec) -> HeadFiles | None:
-    """Return the files of the draft head that is given, bundled with the model, or published; None without a head."""
+    """Return the files of the draft head that is given, bundled with the model, or published; None if not used."""
     if not decoder.head_kind:
         return None
     head, bundled = decoder.options.get("head"), model.heads.get(decoder.head_kind)

@@ -47,7 +47,7 @@ def interval(name: str, rows: pd.DataFrame) -> Estimate | None:
 
 
 def difference_from(name: str, rows: pd.DataFrame, baseline: pd.DataFrame) -> Difference | None:
-    """Compute a difference in one of `MEANS`, run minus baseline, over common images; None without common images."""
+    """Compute a difference in one of `MEANS`, run minus baseline, over common images; None if there are none."""
     common = rows[_KEY].merge(baseline[_KEY], on=_KEY)
     first, second = (_influences(name, common.merge(side, on=_KEY)) for side in (rows, baseline))
     if first is None or second is None:

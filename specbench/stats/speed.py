@@ -214,7 +214,8 @@ def slowest_category(rows: pd.DataFrame) -> tuple[str, Estimate] | None:
 
 
 @define("Slowest category by tokens per step: the category with the fewest tokens per step, mean over images, and its "
-        "95 % interval over prompts; selected like the slowest category.", "tokens", of="other")  # fmt: skip
+        "95 % interval over prompts; selected for this, so the same category of another run may have more.",
+        "tokens", of="other")  # fmt: skip
 def fewest_tokens_category(rows: pd.DataFrame) -> tuple[str, Estimate] | None:
     return _least_favourable(rows, rows["stream_tokens"] / rows["nfe"], -1)
 

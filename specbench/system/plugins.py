@@ -46,7 +46,7 @@ class PluginError(SpecbenchError):
 
 
 def foreign_place(error: BaseException) -> str | None:
-    """Return the last line of plug-in code in an error's traceback, "mine.py:12"; None without plug-in code."""
+    """Return the last line of plug-in code in an error's traceback, "mine.py:12"; None if there is none."""
     place = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         if str(frame.f_globals.get("__name__")).partition(".")[0] in _loaded:

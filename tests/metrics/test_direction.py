@@ -1,5 +1,6 @@
 """A plug-in metric declares facts; several modules: scores, reports, Pareto front, comparisons, downloads."""
 
+import importlib
 import json
 import os
 import sys
@@ -16,6 +17,7 @@ from PIL import Image
 import specbench
 from specbench.checks.contracts import check_all
 from specbench.errors import SpecbenchError
+from specbench.metrics import catalog
 from specbench.metrics.score_store import read_scores, scores_to_show
 from specbench.reporting import report_rows
 from specbench.reporting.columns import score_columns
@@ -36,6 +38,14 @@ class Mine(PerImageMetric):
     def identity(self): return {{}}
     def features_of(self, sample): return {{"value": float(sample.pixels.std())}}
 """
+
+
+def test_the_catalogue_and_the_classes_state_the_same_directions():
+    for name, entry in catalog.METRICS.items():
+        module, _, cls = entry.target.partition(":")
+        declared = getattr(importlib.import_module(module), cls)
+        assert catalog.direction(name) == declared.better, name
+        assert (name.partition("[")[0] in catalog.DISTANCES) == (declared.kind == "distance"), name
 
 
 @pytest.fixture

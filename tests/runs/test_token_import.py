@@ -18,7 +18,7 @@ import torch
 from refusals import refused
 from tiny_llama import Tiny
 from tokenizers import Tokenizer
-from transformers import Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2ForCausalLM
 
 from specbench import api
 from specbench.checks.logp_kinds import log_p_of
@@ -27,6 +27,8 @@ from specbench.checks.verify import verify
 from specbench.cli.checks import notes
 from specbench.errors import GATE
 from specbench.models.catalog import find_model, load_model
+from specbench.models.loaded_model import LoadedModel
+from specbench.runs.engine import refuse_other_prompt
 from specbench.runs.token_import import read_stream
 from specbench.store.run_store import RunStore
 
@@ -328,6 +330,13 @@ def test_a_prompt_that_differs_from_the_ids_that_a_program_read_is_named(tmp_pat
     rows = [{"prompt": "a red circle", "tokens": [1] * 256, "prompt_token_ids": [1, 2]}]
     line = ["import", "tokens", "--model", "shapes", "--ids", "codes", "--program", "vLLM", "--out", tmp_path, "--from"]
     assert "prompt_token_ids are not compared" in cli(*line, written(tmp_path / "t.jsonl", rows)).err
+
+
+def test_prompt_ids_of_a_network_of_the_user_are_compared():
+    config = LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    model = LoadedModel(LlamaForCausalLM(config), (2, 2), range(4), lambda text: ([5, len(text)], [5]))
+    refuse_other_prompt(model, "a cat", [5, 5], "f")
+    refused(r"read the prompt '\[5, 6\]' instead of '\[5, 5\]'", refuse_other_prompt, model, "a cat", [5, 6], "f")
 
 
 @pytest.mark.slow

@@ -172,7 +172,7 @@ class TransformerModel:
         self._compiled_steps, self._compiled_functions = {}, {}
 
     def compiled_step(self, guidance: float) -> CompiledStep | PackagedStep | None:
-        """Return the compiled step for a guidance scale; None without `compile`."""
+        """Return the compiled step for a guidance scale; None if it is not compiled."""
         from specbench.models.transformer.packaged_forward import PackagedStep  # imports torch.export
 
         if not self.compiles:
