@@ -44,6 +44,17 @@ LOWEST_TESTS = (
     "--ignore=tests/models/test_compilation.py",  # compiling needs a newer torch, see `specbench.runs.compiler`
     # a model is compared with transformers' own generation of images, which was broken in 5.1 and in 5.13
     "--deselect=tests/models/test_family_official_behaviour.py::test_janus_equals_its_native_greedy_generation",
+    # OPT and BLOOM of transformers 5.1 compute their masks in functions of their own, so both networks are refused
+    *(
+        f"--deselect=tests/models/test_loaded_model.py::{test}"
+        for test in (
+            "test_a_network_is_decoded_from_its_own_distribution[opt-eager]",
+            "test_what_slots_of_a_cache_cannot_hold_is_refused",
+            "test_a_network_is_freed",
+        )
+    ),
+    # transformers 5.1 ignores the attention implementation of a config.json, so there is nothing to refuse
+    "--deselect=tests/models/test_checkpoint_loading.py::test_what_a_family_does_not_apply_is_one_line[lumina-settings1]",
     # huggingface_hub before version 2 requests no list of files, and itself stops an interrupted transfer
     "--deselect=tests/models/test_hub_downloads.py::test_a_long_wait_is_said_at_once_wherever_the_hub_asks_for_it",
     "--deselect=tests/models/test_hub_downloads.py::test_ctrl_c_in_a_download_ends_it_at_once_with_one_line",
