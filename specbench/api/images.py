@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from specbench import prompts as prompt_sets
 from specbench.api.results import report, samples
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 # Imports inside functions: a program only imports modules that it needs.
 
-T = TypeVar("T")
 Rows = list[dict[str, object]]
 
 
@@ -284,5 +283,6 @@ def _axes(sweep: Mapping[str, Iterable[object]] | None) -> dict[str, list[object
     return _flags({name: [*values] if isinstance(values, Iterable) else [values] for name, values in texts.items()})
 
 
-def _flags(settings: Mapping[str, T]) -> dict[str, T]:
-    return {name.replace("_", "-"): value for name, value in settings.items()}
+def _flags(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings by flag. () becomes an empty list, because it is no value only on the command line."""
+    return {name.replace("_", "-"): [] if value == () else value for name, value in settings.items()}

@@ -103,6 +103,7 @@ def test_a_list_of_nothing_is_not_everything(name, empty):
     (lambda nothing, folder: api.score([folder], metrics=nothing), "metric"),
     (lambda nothing, _: specbench.audit(nothing), "decoder"),
     (lambda nothing, folder: specbench.report(nothing, folder.parent), "run"),
+    (lambda nothing, _: specbench.dry_run(ids=tuple(nothing)), "ids"),
 ])  # fmt: skip
 def test_an_empty_choice_in_python_is_not_everything(tmp_path, call, what):
     assert len(api.show_prompts("shapes", limit=2, ids=None, categories=())) == 2
