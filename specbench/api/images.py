@@ -285,4 +285,7 @@ def _axes(sweep: Mapping[str, Iterable[object]] | None) -> dict[str, list[object
 
 def _flags(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings by flag. () becomes an empty list, because it is no value only on the command line."""
-    return {name.replace("_", "-"): [] if value == () else value for name, value in settings.items()}
+    return {
+        name.replace("_", "-"): [] if isinstance(value, tuple) and not value else value
+        for name, value in settings.items()
+    }
