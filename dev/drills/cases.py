@@ -343,7 +343,7 @@ def change(folder: Path, pattern: str, kind: str, more: object, secret: Path) ->
         case "swap" | "table":
             return
     content = {"damage": b"", "nested": more, "format": PICTURES.get(more) if kind == "format" else b""}.get(kind)
-    if kind == "damage" and path.is_file():
+    if kind == "damage" and path.is_file() and not path.is_symlink():
         piece, place = more
         content = (data := path.read_bytes())[:place] + piece + data[place + len(piece) :]
     if kind == "json":
