@@ -40,6 +40,7 @@ LEFT_OUT = (
     *("test_nothing_foreign_is_unpickled", "whose_own_front_end_is_never_reached", "test_preference"),
     *("an_edited_metric_is_another_score", "an_own_metric_has_differences", "ascii_terminal"),
     *("follow_what_a_plug_in_declares", "networks_that_a_plug_in_declares", "of_a_plug_in_depend_on_the_reference"),
+    "has_the_direction_of_a_score_without_its_plug_in",
 )
 """Tests of the source text, of a process's earlier imports, and of programs in a separate Python."""
 CONFIG = f"""
