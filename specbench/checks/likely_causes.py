@@ -157,8 +157,8 @@ def likely_causes(
 
     def tested(causes: list[_Found]) -> list[Cause]:
         # With fewer bits, exact samples do not match p recomputed with other tensor shapes.
-        every = [study.estimated(each) for each in causes]
-        every = [replace(cause, explains=test() if dtype == "float32" else None) for cause, test in every]
+        estimated = [study.estimated(each) for each in causes]
+        every = [replace(cause, explains=test() if dtype == "float32" else None) for cause, test in estimated]
         return [cause for cause in every if cause.explains is not False] or every
 
     first = tested(copies or near)

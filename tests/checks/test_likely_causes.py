@@ -193,7 +193,7 @@ def test_greedy_tokens_are_named_although_they_make_copies():
     rows = planted.as_rows(model, texts, planted.drawn(model, texts, planted.replace(claim, top_k=1)))
     causes, _ = likely_causes(partial(in_format, "shapes"), rows, claim, "float32", True)
     assert causes[0].explains and named(causes, len(texts)).startswith(("top-k 1,", "greedy in part: about 100 %"))
-    assert any("1 image of 16 is an exact copy of another" == cause.what for cause in causes)
+    assert any(cause.what == "1 image of 16 is an exact copy of another" for cause in causes)
 
 
 @pytest.mark.parametrize(("claim", "true", "text"), [
