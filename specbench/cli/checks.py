@@ -145,6 +145,8 @@ def audit(
         from specbench.models.catalog import find_model
 
         find_model(str(asked.pop("model")))  # registers the name that run.json contains
+    if run and asked.keys() == {"model"}:
+        raise SpecbenchError("--model requires --recompute and a plug-in as MODULE:NAME, or --engine")
     if asked or served:
         raise SpecbenchError(f"--{next(iter(asked), 'served')} requires --engine", "add --engine ADDRESS")
     recomputed, elsewhere = bool(recompute or dtype), bool(weights or revision)

@@ -100,6 +100,7 @@ def own_forward(model: TransformerModel, prefix: Prefix, seed: int = 0) -> Refer
     generator = torch.Generator().manual_seed(seed)
     forced = torch.tensor(model.layout.forced[:slots])
     drawn = torch.randint(model.layout.v_image, (len(prefix.embeds), slots), generator=generator)
+    drawn[:, 0] = (drawn[0, 0] + torch.arange(len(drawn))) % model.layout.v_image  # rows with equal prompts differ
     tokens = torch.where(forced < 0, drawn, forced).to(model.device)
     logp, part = own_logp(model, prefix, tokens), -(-2 * slots // 3)
     if logp.isnan().any():

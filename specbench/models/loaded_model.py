@@ -374,7 +374,8 @@ def decoding(model: LoadedModel, texts: Sequence[str], guided: bool, check: bool
             known = _KNOWN.setdefault(network, {})
             with refusing(model.name):
                 prefix = max((model.encode([text]) for text in texts), key=lambda prefix: max(map(len, prefix.embeds)))
-                prefix = prefix if guided else prefix.conditional()
+                # Two rows also without guidance, because a network may mix the rows of a batch
+                prefix = prefix if guided else prefix.take([0, 0])
                 if key not in known or not _holds(known[key], model, max(map(len, prefix.embeds))):
                     known[key] = _compare(model, network, prefix, own)
             attention, result = known[key].attention, known[key].result

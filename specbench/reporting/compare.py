@@ -215,7 +215,10 @@ def quality_rows(a: Path, b: Path, settings: Settings | None = None, distances: 
     shared = {key: mine for key, mine in whole.items() if key in own and key in other}
     rows = []
     for key, mine in shared.items():
-        row = (_plain_difference(mine, other[key]) if common is None else None) or _quality_row(a, b, mine, settings)
+        row = _plain_difference(mine, other[key]) if common is None else None
+        if row is None or mine["metric"] not in metric_catalog.METRICS:  # a plug-in's distance may define a difference
+            paired = _quality_row(a, b, mine, settings)
+            row = paired if row is None or paired.estimate is not None else _without_interval(row, paired)
         if sum(name == key[0] for name, _ in shared) > 1:
             row = replace(row, note="; ".join(filter(None, (mine["edited"] and edited_text(mine["edited"]), row.note))))
         rows.append(replace(row, better=mine["better"], kind=mine["kind"], fingerprint=key[1]))
@@ -260,9 +263,13 @@ def _plain_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> Com
     if not whole or any(score["low"] is not None or score["value"] is None for score in (mine, theirs)):
         return None
     gap = stats.Estimate(theirs["value"] - mine["value"])
-    ours = mine["metric"] in metric_catalog.METRICS
-    why = "too few images for an interval" if ours else "its metric defines no interval"
-    return Compared(str(mine["metric"]), gap, n=mine["n"], note=why)
+    return Compared(str(mine["metric"]), gap, n=mine["n"], note="too few images for an interval")
+
+
+def _without_interval(plain: Compared, paired: Compared) -> Compared:
+    """Replace the note of a plug-in's distance without an interval."""
+    undefined = paired.note == _UNPAIRED
+    return replace(plain, note=f"{'its metric defines' if undefined else 'the stored scores have'} no interval")
 
 
 def _quality_row(a: Path, b: Path, score: Mapping[str, Any], settings: Settings | None) -> Compared:

@@ -129,7 +129,10 @@ class EngineModel:
     """A model served by an engine. `seconds`: duration of the requests of the last `draw`."""
 
     def __init__(self, engine: Engine, model: ImageModel, sampling: Sampling):
-        if not reads_prompt_ids(model) or isinstance(model, LoadedModel):
+        if isinstance(model, LoadedModel):
+            what = f"{model.name} is a plug-in, and only models of specbench are requested from an engine"
+            raise SpecbenchError(what, "store the engine's tokens in a file: import tokens --from FILE")
+        if not reads_prompt_ids(model):
             raise SpecbenchError(f"an engine takes prompts as token ids, but {model.name} does not")
         self._ids: list[int] = model.table_ids(torch.arange(model.layout.vocab, device=model.device)).tolist()
         self._words = model.backbone.embed_tokens.num_embeddings

@@ -17,6 +17,7 @@ import torch
 
 from specbench.decoding.loop import drawn
 from specbench.errors import SpecbenchError
+from specbench.models.catalog import model_code
 from specbench.models.facts import ModelFacts
 from specbench.models.interface import ImageModel, TokenLayout
 from specbench.prompts import Prompt, PromptSet, Request, build_prompt_set, load_prompts, requests_for, select, text_id
@@ -203,6 +204,7 @@ def _claimed(
         dtype=dtype,
         device="unknown",
         threads=0,
+        model_code=getattr(model_code(model), "digest", None),
         tokens_sha256=tokens_sha256,
     )
 
@@ -219,6 +221,7 @@ def _begin(
         "hardware": {"cpu": f"unknown machine of {spec.decoder.name.partition(' batch=')[0]}"},
     }
     known = {"origins": {}, **model.file_facts(spec.weights_sha256), **facts}
+    known |= {"code": {"model": code.to_json()}} if (code := model_code(model)) else {}
     store.begin(spec, where | {"started_at": now(), "load": None, "wanted": len(images)}, known)
     done = store.completed() & images.keys()
     if done:

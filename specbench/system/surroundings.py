@@ -19,6 +19,7 @@ from specbench.system.limits import whole_number
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 _LEAST_COLUMNS = 40  # Minimum table width; a narrower terminal breaks the lines
 _MOST_COLUMNS = 10_000
+_LAST_SECOND = 253_402_300_799  # Largest SOURCE_DATE_EPOCH of gcc, the end of the year 9999
 
 
 def settle() -> None:
@@ -32,6 +33,9 @@ def settle() -> None:
         except OSError as error:
             warn(f"{COMPILED}={named} is ignored: {error.strerror}")
             del os.environ[COMPILED]
+    epoch = os.environ.get("SOURCE_DATE_EPOCH", "0")  # numpy, which scipy imports, and gcc fail on other values
+    if not re.fullmatch("[0-9]{1,12}", epoch) or int(epoch) > _LAST_SECOND:
+        del os.environ["SOURCE_DATE_EPOCH"]
     for variable in ("COLUMNS", "LINES", "TERMINAL_WIDTH"):  # variables of rich and typer
         if not 0 < whole_number(os.environ.get(variable, "")) <= _MOST_COLUMNS:
             os.environ.pop(variable, None)

@@ -187,6 +187,15 @@ def test_copies_are_named_and_the_other_images_alone_are_tested():
     assert copies.what.startswith("2 images of 7 are exact copies") and copies.explains
 
 
+def test_greedy_tokens_are_named_although_they_make_copies():
+    model, texts, _ = images("shapes")
+    texts, claim = [texts[1], *texts[1:]], CLAIMS["shapes"]
+    rows = planted.as_rows(model, texts, planted.drawn(model, texts, planted.replace(claim, top_k=1)))
+    causes, _ = likely_causes(partial(in_format, "shapes"), rows, claim, "float32", True)
+    assert causes[0].explains and named(causes, len(texts)).startswith(("top-k 1,", "greedy in part: about 100 %"))
+    assert any(cause.what == "1 image of 16 is an exact copy of another" for cause in causes)
+
+
 @pytest.mark.parametrize(("claim", "true", "text"), [
     ({"temperature": 3.0, "top_k": 50}, {"top_k": 6}, "top-k 6, not 50 ("),
     ({"top_p": 0.9}, {"temperature": 1.15}, "temperature 1.05, not 1; or top-p 0.92, not 0.9 ("),

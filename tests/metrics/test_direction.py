@@ -216,7 +216,37 @@ def test_scores_of_a_plug_in_depend_on_the_reference_images_even_if_its_identity
     assert [row.name for row in compared if "apart" in row.name] == names and f"Not tested: {names[0]} (" in verdict(
         compared
     )
-    assert reasons(compared)[-1].endswith("its metric defines no interval.")
+    assert reasons(compared)[-1].endswith("the stored scores have no interval.")
     assert all(name in cli("report", "--out", tmp_path / "out").out for name in names)
     failed = [cli("compare", *runs, "--fail-if", f"{name}<1").code for name in (*names, "apart")]
     assert failed == [4, 4, 4]
+
+
+WIDTH = """
+from specbench.metrics.base import Metric, Score, column_difference
+from specbench.stats import Estimate
+import pyarrow as pa
+
+class Bare(Metric):
+    name, summary, better, kind = "bare", "distance of brightness from 0", "lower", "distance"
+    columns = {"mean": pa.float32()}
+    def identity(self): return {}
+    def features(self, samples): return [{"mean": float(sample.pixels.mean())} for sample in samples]
+    def scores(self, statistics):
+        return [Score(self.name, Estimate(statistics["mean"].mean(), None, None), len(statistics))]
+
+class Wide(Bare):
+    name = "wide"
+    def difference(self, features, baseline): return column_difference(features, baseline, "mean")
+"""
+
+
+def test_compare_uses_the_difference_that_a_plug_ins_distance_defines(tmp_path, cli, monkeypatch):
+    (tmp_path / "widths.py").write_text(WIDTH)
+    monkeypatch.syspath_prepend(tmp_path)
+    runs = [drawn_run(tmp_path / "out", 10, (), spec) for spec in (synthetic.AR, synthetic.SJD)]
+    named = ("--metric", "widths:Wide", "--metric", "widths:Bare")
+    assert cli("score", "--out", tmp_path / "out", *named).code == 0
+    rows = {row.name: row for row in compare_runs(*runs)}
+    assert rows["bare"].estimate.low is None and rows["bare"].note == "its metric defines no interval"
+    assert rows["wide"].estimate.low <= rows["bare"].value <= rows["wide"].estimate.high and rows["wide"].p is not None

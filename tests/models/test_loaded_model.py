@@ -177,6 +177,22 @@ def test_a_network_that_has_changed_is_compared_again():
     refused("differs from a forward of the whole sequence", decoded_any, network, "ar")
 
 
+class Mixed(LlamaForCausalLM):
+    """A user's class whose logits depend on the other rows of the batch."""
+
+    def forward(self, input_ids=None, **options):
+        output = super().forward(input_ids=input_ids, **options)
+        output.logits = output.logits - output.logits.mean(0, keepdim=True) / 2
+        return output
+
+
+@pytest.mark.parametrize("settings", [{}, {"cfg": 1.0}, {"cfg": 1.0, "layout": (1, 2)}])
+def test_a_network_that_mixes_the_rows_of_a_batch_is_refused_with_and_without_guidance(settings):
+    network = dynamic()
+    network.__class__ = Mixed
+    refused("differs from a forward of the whole sequence", decoded_any, network, "ar", **settings)
+
+
 def test_no_nan_and_no_infinity_hides_a_difference():
     refused("the forward of the whole sequence gives NaN", decoded_any, scaled(scale=2.0, late=torch.nan), "ar")
     refused("differs from a forward of the whole sequence", decoded_any, scaled(late=3.0), "ar")

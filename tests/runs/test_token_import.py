@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -367,3 +368,20 @@ def test_raw_log_p_over_all_words_as_vllm_returns_it_is_found(tmp_path, cli):
         "log p is the model's log p before temperature and truncation, over the whole vocabulary, as vLLM"
         in outcome.err
     )
+
+
+def test_imported_tokens_of_a_plug_ins_model_are_audited(tmp_path, cli, monkeypatch):
+    """The run records the plug-in's code, as a decoded run does; without it, no audit accepts the plug-in."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "docs" / "examples" / "plugin")
+    greys, out = "toy_plugin.greys:MODEL", tmp_path / "results"
+    asked = {"model": greys, "prompts": "toy_plugin:PROMPTS", "samples": 4, "threads": 1, "quiet": True}
+    (folder,) = api.run(decoder=["ar"], out=tmp_path / "ours", **asked).folders
+    path = written(tmp_path / "theirs.jsonl", as_rows(RunStore(folder).samples()))
+    done = cli("import", "tokens", "--model", greys, "--program", "mine", "--from", path, "--out", out)
+    run = done.out.strip()
+    assert done.code == 0 and RunStore(Path(run)).info().spec.model_code == RunStore(folder).info().spec.model_code
+    done = cli("audit", "--run", run, "--recompute", "--model", greys)
+    assert done.code == 0 and "consistent with samples of greys" in done.err
+    assert "--model requires --recompute" in cli("audit", "--run", run, "--model", greys).err
+    for name in [name for name in sys.modules if name.startswith("toy_plugin")]:
+        del sys.modules[name]

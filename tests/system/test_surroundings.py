@@ -55,11 +55,26 @@ def test_a_folder_that_another_user_could_write_to_is_not_taken(nobody):
 @pytest.mark.parametrize(("name", "value", "said"), [
     ("HF_ENDPOINT", "", ""), (surroundings.COMPILED, "", "No such file"),
     (surroundings.COMPILED, "/dev/null/a", "Not a directory"),
+    *(("SOURCE_DATE_EPOCH", value, "") for value in ("", "abc", "1.5", "-1", "9" * 12, "9" * 5000)),
 ])  # fmt: skip
 def test_variables_that_libraries_fail_at_are_ignored(name, value, said, monkeypatch, capsys):
     monkeypatch.setenv(name, value)
     settle()
     assert name not in os.environ and said in (text := capsys.readouterr().err) and bool(said) == bool(text)
+
+
+def test_a_date_of_reproducible_builds_stays(monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
+    settle()
+    assert os.environ["SOURCE_DATE_EPOCH"] == "0"
+
+
+@pytest.mark.parametrize("epoch", ["", "abc"])
+def test_a_report_is_printed_with_any_source_date_epoch(epoch, tmp_path):
+    """In a new process: numpy reads the variable when scipy is imported."""
+    command = [sys.executable, "-m", "specbench", "report", "--out", tmp_path]
+    done = subprocess.run(command, env=os.environ | {"SOURCE_DATE_EPOCH": epoch}, capture_output=True, text=True)
+    assert "no runs" in done.stderr and "bug" not in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(("named", "expected"), [("", "pw"), ("relative", "pw"), ("/home/me", "/home/me")])
