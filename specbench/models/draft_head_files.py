@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.models.checkpoint_files import MAX_JSON_BYTES, CheckpointFiles, Source, WantedFiles
+from specbench.models.checkpoint_files import CheckpointFiles, Source, WantedFiles, json_object
 from specbench.models.facts import RANDOM
 from specbench.models.hub_downloads import require_permission
 from specbench.models.network_sizes import HEAD_SIZES
 from specbench.system.downloads import Download
-from specbench.system.files import blaming, read_regular
-from specbench.system.json_values import parse_json
+from specbench.system.files import blaming
 
 CONFIG, WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")
 NO_HEAD = ("is not the configuration of a draft head: {}", "train one with: specbench train-head")
@@ -71,7 +70,7 @@ class HeadFiles:
                 raise
             return require_permission(self.place, None)
         with blaming(config := files.named(CONFIG), *NO_HEAD):
-            stored: Any = parse_json(read_regular(config, MAX_JSON_BYTES))
+            stored: Any = json_object(config)
             width = stored.get("width") or stored.get("language_config", stored).get("hidden_size")
         if len({kind := str(stored.get("kind")), self.kind} & HEAD_SIZES.keys()) == 2:
             what = f"--head {self.place}: its kind is {kind}, but the decoder uses {self.kind}"

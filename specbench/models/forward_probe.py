@@ -105,7 +105,7 @@ def own_forward(model: TransformerModel, prefix: Prefix, seed: int = 0) -> Refer
     logp, part = own_logp(model, prefix, tokens), -(-2 * slots // 3)
     if logp.isnan().any():
         what = f"{model.name}: the forward of the whole sequence gives NaN"
-        raise SpecbenchError(what, "try --dtype bfloat16 or --dtype float32")
+        raise SpecbenchError(what, "try bfloat16 or float32, and check the weights")
     with _products_rounded(getattr(model, "network", model.backbone), seed):
         rounding = _gap(own_logp(model, prefix, tokens), logp)
     shapes = _gap(own_logp(model, prefix, tokens[:, :part]), logp[:, : part + 1])

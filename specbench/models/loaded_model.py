@@ -74,8 +74,9 @@ class LoadedModel(TransformerModel):
         inner = unwrapped(network)
         self.name = type(inner).__name__
         if wrong := [name for name in _INTERFACE if not hasattr(inner, name)]:
-            what = f"{self.name} is not a causal language model of transformers with a KV cache: it has no {wrong[0]}"
-            raise SpecbenchError(what, "docs/extending-model.md describes a plug-in for other networks")
+            what = f"{self.name} is not a causal language model of transformers with a KV cache"
+            hint = "docs/extending-model.md describes a plug-in for other networks"
+            raise SpecbenchError(f"{what}: it has no {', '.join(wrong)}", hint)
         for name, function in {"prompt_ids": prompt_ids, "render": render or prompt_ids}.items():
             if not callable(function):
                 raise SpecbenchError(f"{name} = {function!r:.60} is not a function")
