@@ -83,6 +83,8 @@ def write_output(path: Path, data: bytes) -> None:
     try:
         with open(path, "wb") as file:
             file.write(data)
+    except IsADirectoryError:
+        raise SpecbenchError(f"cannot write {path}: it is a folder", "name a file") from None
     except OSError as error:
         raise SpecbenchError(f"cannot write {path}: {error.strerror}", exit_code=FAILURE) from error
 

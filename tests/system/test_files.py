@@ -121,7 +121,7 @@ def test_output_goes_where_the_user_said(tmp_path, monkeypatch, capfdbinary):
     monkeypatch.setattr(os, "replace", Mock(side_effect=OSError(errno.EBUSY, os.strerror(errno.EBUSY))))
     files.write_output(link, b"mounted")
     assert link.read_bytes() == b"mounted" and len(list((tmp_path / "new").iterdir())) == 1
-    refused("cannot write", files.write_output, tmp_path, b"a folder")
+    assert refused("it is a folder", files.write_output, tmp_path, b"a folder").exit_code == 2
     assert capfdbinary.readouterr().out == b"out out "
 
 
