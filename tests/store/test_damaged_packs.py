@@ -26,6 +26,7 @@ def members(tmp_path_factory) -> dict[str, bytes]:
     api.score(metrics="shapes-detector", out=out)
     pack((str(folder) for folder in find_runs(out)), str(out / "one.zip"))
     with zipfile.ZipFile(out / "one.zip") as archive:
+        assert archive.getinfo("pack.json").external_attr >> 16 == 0o644, "readable after unzip"
         return {name: archive.read(name) for name in archive.namelist() if name != "pack.json"}
 
 
