@@ -22,6 +22,7 @@ from specbench.errors import SpecbenchError
 from specbench.models import draft_head
 from specbench.models.draft_head import eagle3_head_for, head_for, load_head, new_head, save_head
 from specbench.models.draft_head_files import head_in
+from specbench.models.facts import REFERENCES
 from specbench.models.interface import TokenLayout
 from specbench.models.loaded_model import LoadedModel
 from specbench.models.transformer.model import Prefix
@@ -30,7 +31,7 @@ from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 from specbench.training import head as training
 from specbench.training.alignment import alignment
-from specbench.training.data import Corpus
+from specbench.training.data import Corpus, corpus
 from specbench.training.head import HeadPlan, train, untrained_eagle, untrained_eagle3
 
 D, VOCAB = 16, 11
@@ -285,6 +286,14 @@ def loaded(monkeypatch):
         return model
 
     return load
+
+
+def test_advice_names_a_users_model_as_it_is_typed(monkeypatch):
+    monkeypatch.setitem(REFERENCES, "tiny", "own:MODEL")
+    model = Headless()
+    model.name = "tiny"
+    refused("specbench run --model own:MODEL --decoder ar", corpus, model, 1, 0, None)
+    refused("specbench train-head --model own:MODEL", head_for, model, "")
 
 
 @pytest.mark.parametrize("kind", ["eagle", "vertical"])
