@@ -183,7 +183,10 @@ def figure(
             charts = figures.figure_names(shown)
         if tables and not charts:
             what = f"no chart of {', '.join(runs or ())}: neither the paper nor a run here has its numbers"
-            raise SpecbenchError(what, "run the table with specbench bench, or name another model with --model")
+            hint = "run the table with specbench bench, or name another model with --model"
+            if not any(table.table.axes for table in tables):
+                what, hint = f"{', '.join(runs or ())} has no axes, so it has no chart", "name runs instead"
+            raise SpecbenchError(what, hint)
         if name not in charts:
             raise unknown_name("figure", name, [*charts, FIGURE, *picture_figures.PICTURE_FIGURES], most=99)
         drawn, numbers = figures.chart_figure(charts[name], width), figures.figure_csv(charts[name])

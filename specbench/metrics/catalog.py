@@ -244,7 +244,8 @@ def _foreign(cls: Any, reference: str) -> Any:
                     return value
             except PluginError as error:
                 if self.kind == "distance" and self.settings.reference is None:
-                    error.try_this = "give its reference images: --reference DIR; if it needs none, fix the plug-in"
+                    advice = f"specbench score --metric {reference} --reference DIR"
+                    error.try_this = f"give its reference images: {advice}; if it needs none, fix the plug-in"
                 raise
 
         return call

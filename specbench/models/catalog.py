@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench import names
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, read_name
-from specbench.models.facts import ModelChoice, ModelFacts, require_torchao
+from specbench.models.facts import REFERENCES, ModelChoice, ModelFacts, require_torchao
 from specbench.models.hub_model import MODELS, HubModel
 from specbench.models.network_sizes import NetworkSize
 from specbench.models.shapes import WEIGHTS as _SHAPES
@@ -190,7 +190,7 @@ def models() -> dict[str, ModelFacts]:
     for name in plugins.plugins("models"):
         model = plugins.load_plugin("models", name, _is_model, "a ModelInfo with a name of letters, digits and .+-[]")
         if model is not None and by_name.setdefault(model.name, model) is model:
-            _references[model.name] = plugins.plugins("models")[name].value
+            REFERENCES[model.name] = plugins.plugins("models")[name].value
     return by_name
 
 
@@ -242,15 +242,12 @@ def _users_model(reference: str) -> ModelFacts:
         raise SpecbenchError(f"model '{reference}' is a {type(model).__name__}, not a specbench ModelInfo")
     if not _is_model(model):
         raise SpecbenchError(f"model '{reference}' is called {model.name!r}", "use a name of letters, digits and .+-[]")
-    again = _references.get(model.name) == reference  # the module may have been reloaded
+    again = REFERENCES.get(model.name) == reference  # the module may have been reloaded
     if not again and models().setdefault(model.name, model) is not model:
         raise SpecbenchError(f"model '{reference}' is called '{model.name}', which is already taken")
-    _references[model.name] = reference
+    REFERENCES[model.name] = reference
     models()[model.name] = model
     return model
-
-
-_references: dict[str, str] = {}  # Import paths of the models of plug-ins and of the user's modules, by name
 
 
 def default_prompts(model: str) -> str | None:
@@ -265,7 +262,7 @@ def default_prompts(model: str) -> str | None:
 
 def model_code(model: ModelFacts) -> Code | None:
     """Return the code and configuration of a model from outside specbench; None for specbench's models."""
-    reference = _references.get(ModelChoice.of_name(model.name)[0])
+    reference = REFERENCES.get(ModelChoice.of_name(model.name)[0])
     targets = [getattr(model, name, None) for name in ("target", "prompt_check")]
     config = getattr(model, "config", None)
     return code_of([*targets, reference], [config] if isinstance(config, Path) else [])

@@ -7,7 +7,7 @@ from typing import Any
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles, Source, WantedFiles, json_object
-from specbench.models.facts import RANDOM
+from specbench.models.facts import RANDOM, typed_name
 from specbench.models.hub_downloads import require_permission
 from specbench.models.network_sizes import HEAD_SIZES
 from specbench.system.downloads import Download
@@ -106,7 +106,7 @@ def no_head(model: str, named: bool = True) -> SpecbenchError:
     """Return the error for a model without a draft head; `model` may have endings of its configuration. `named`:
     whether commands know the model by this name."""
     what = f"model '{model}' has no draft head in the package, and no published head fits"
-    train = f"train a head: specbench train-head --model {model.partition('+')[0]}"
+    train = f"train a head: specbench train-head --model {typed_name(model.partition('+')[0])}"
     hint = f"use --head FOLDER, or {train if named else 'write a plug-in for this model, and train a head for it'}"
     return SpecbenchError(what, hint, MISSING_PREREQUISITE)
 

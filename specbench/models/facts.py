@@ -218,3 +218,11 @@ class ModelFacts:
     def kv_bytes(self, dtype: str | None = None) -> int | None:
         """Return the KV cache bytes of one token of one row (two rows per image with guidance); None if not counted."""
         return self.size.kv * BYTES[dtype or self.dtype] if self.size else None
+
+
+REFERENCES: dict[str, str] = {}  # Import paths of the models of plug-ins and of the user's modules, by name
+
+
+def typed_name(model: str) -> str:
+    """Return a model's name on the command line: MODULE:NAME for the models of plug-ins and of the user's modules."""
+    return REFERENCES.get(model, model)

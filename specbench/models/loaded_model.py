@@ -89,7 +89,8 @@ class LoadedModel(TransformerModel):
         if not ids[0] or len(set(ids[0])) < len(ids[0]):
             what = "image_ids contains an id twice" if ids[0] else "image_ids is empty"
             raise SpecbenchError(what, "give one vocabulary id for each image token")
-        with refusing(self.name), PinnedTorch(), _evaluating(inner):
+        # No inference tensors, because the training of a draft head differentiates through the head
+        with refusing(self.name), PinnedTorch(False), torch.no_grad(), _evaluating(inner):
             self.stream_ids = torch.tensor([*ids[0], *ids[1]], device=self.device)
             self._image_ids = self.stream_ids[: len(ids[0])]
             base = self.backbone.base

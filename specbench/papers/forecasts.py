@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from specbench.errors import SpecbenchError, chosen
-from specbench.models.catalog import find_model
+from specbench.models.catalog import find_model, models
 from specbench.models.facts import BYTES, DTYPES, EIGHT_BITS, RANDOM, ModelChoice, ModelFacts
 from specbench.models.hub_model import MODELS
 from specbench.papers.table import SCORE, STEP_RATIOS, Row, Table
@@ -65,10 +65,13 @@ def forecast(
     accepted += [entry for name in names for entry in _printed_lengths(load_table(name), model)]
     if not accepted:
         raise SpecbenchError(f"no runs in {out}", "name a run, or a paper's table: specbench list tables")
-    models = sorted({entry.model for entry in accepted})
-    if not model and len(models) > 1:
-        raise SpecbenchError(f"the sources belong to several models ({', '.join(models)})", "choose one with --model")
-    name, choice = ModelChoice.of_name(model or models[0])
+    measured = sorted({entry.model for entry in accepted})
+    if not model and len(measured) > 1:
+        what = f"the sources belong to several models ({', '.join(measured)})"
+        raise SpecbenchError(what, "choose one with --model")
+    name, choice = ModelChoice.of_name(model or measured[0])
+    if not model and name not in models():
+        raise SpecbenchError(f"model '{name}' is a plug-in that is not installed", "name it: --model MODULE:NAME")
     facts = find_model(name).configured(replace(choice, eight_bits=choice.eight_bits or dtype == EIGHT_BITS))
     accepted = [
         entry if entry.model == facts.name else replace(entry, printed=printed_elsewhere(entry)) for entry in accepted

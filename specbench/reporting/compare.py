@@ -269,7 +269,8 @@ def _plain_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> Com
 def _without_interval(plain: Compared, paired: Compared) -> Compared:
     """Replace the note of a plug-in's distance without an interval."""
     undefined = paired.note == _UNPAIRED
-    return replace(plain, note=f"{'its metric defines' if undefined else 'the stored scores have'} no interval")
+    note = "its metric defines no interval" if undefined else f"the stored scores have no interval ({paired.note})"
+    return replace(plain, note=note)
 
 
 def _quality_row(a: Path, b: Path, score: Mapping[str, Any], settings: Settings | None) -> Compared:

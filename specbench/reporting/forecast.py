@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from specbench import stats
 from specbench.errors import SpecbenchError
+from specbench.models.catalog import ModelInfo
 from specbench.models.facts import BYTES, EIGHT_BITS, EIGHT_BITS_GAIN, RANDOM, ModelFacts
 from specbench.models.forward_time import Forward, Reached, forward_ms
 from specbench.models.network_sizes import HEAD_SIZES, NetworkSize, Size, draft_weights, first_layer_weights
@@ -79,7 +80,9 @@ class ForecastSetting:
     def network(self) -> NetworkSize:
         """Sizes of the model's network."""
         if self.model.network is None or self.model.size is None:
-            raise SpecbenchError(f"the sizes of '{self.model.name}' are unknown", "choose a model at full scale")
+            own = isinstance(self.model, ModelInfo)
+            hint = "add width, inner and heads to its configuration" if own else "choose a model at full scale"
+            raise SpecbenchError(f"the sizes of '{self.model.name}' are unknown", hint)
         return self.model.network
 
     @property

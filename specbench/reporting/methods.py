@@ -1,5 +1,6 @@
 """Methods paragraph of a paper and its BibTeX entries, made only from `run.json` and stored scores."""
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ _SELF = (
     "@misc{specbench,\n  title = {{specbench: speculative and parallel decoders of autoregressive text-to-image "
     "models, measured}},\n  author = {{The specbench authors}},\n  note = {Version %s}\n}"
 )
+_NO_FILES = hashlib.sha256().hexdigest()  # `weights_sha256` of a plug-in's model without weight files
 
 
 def paragraph_and_entries(folders: Sequence[Path]) -> tuple[str, str]:
@@ -66,7 +68,10 @@ def _model(info: RunInfo) -> str:
     spec, commits = info.spec, info.commits or {}
     where = [f"{name} at commit {commit[:12]}" for name, commit in commits.items()]
     where += [info.source_text] if info.source_text else []
-    facts = tex("; ".join([*where, f"SHA-256 of the weights {spec.weights_sha256[:12]}"]))
+    where += [f"SHA-256 of its code {spec.model_code[:12]}"] if spec.model_code else []
+    if spec.weights_sha256 != _NO_FILES:
+        where.append(f"SHA-256 of the weights {spec.weights_sha256[:12]}")
+    facts = tex("; ".join(where))
     images = "one image" if spec.batch == 1 else f"{spec.batch} images"
     compiled = ", with compiled steps" if info.compiled else ""
     return rf"\texttt{{{tex(spec.model)}}} ({facts}) in {tex(spec.dtype)}, {images} at a time{compiled}"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specbench.errors import SpecbenchError
+from specbench.models.facts import typed_name
 from specbench.models.interface import FeatureSession
 from specbench.models.transformer.model import TransformerModel
 from specbench.store.run_folders import find_run
@@ -39,7 +40,7 @@ def corpus(model: TransformerModel, count: int, seed: int, folder: Path | None) 
         if images is None:
             raise SpecbenchError(
                 f"model '{model.name}' has no training images for a draft head",
-                f"pass a run folder with --data, made by: specbench run --model {model.name} --decoder ar",
+                f"pass a run folder with --data, made by: specbench run --model {typed_name(model.name)} --decoder ar",
             )
         texts, streams = images
         return Corpus(tuple(texts), streams)

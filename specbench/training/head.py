@@ -88,10 +88,10 @@ def train(
     if plan_file.is_file() and json.loads(plan_file.read_text()) != record:
         raise SpecbenchError(f"{out} contains an unfinished training with other settings", "choose another --out")
     images = corpus(model, plan.images, plan.seed, data)
+    tapped = model.tapped(getattr(KINDS[plan.kind].untrained(model, plan.seed), "taps", ()))
     work.mkdir(parents=True, exist_ok=True)
     plan_file.write_text(json.dumps(record, indent=2))
     store = FeatureStore(work / "features")
-    tapped = model.tapped(getattr(KINDS[plan.kind].untrained(model, plan.seed), "taps", ()))
     store.compute(tapped, images, plan.null, plan.seed, lambda done: tell("features", done, plan.images, ""))
     trainer = HeadTrainer(model, store, plan, work)
     trainer.run(lambda done, loss: tell("steps", done, plan.steps, f"loss {loss:.4f}"))
@@ -255,6 +255,11 @@ def untrained_eagle(model: TransformerModel, seed: int, taps: tuple[int, ...] | 
     """Create a head with the target's layer sizes and token table; with `taps`, an EAGLE-3 head."""
     config = model.backbone.config
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps")
+    if lacking := [name for name in (*names, "max_position_embeddings") if not hasattr(config, name)]:
+        raise SpecbenchError(
+            f"a draft head needs the sizes of a Llama; the configuration of '{model.name}' has no {lacking[0]}",
+            "choose a decoder without a draft head",
+        )
     sizes = {name: getattr(config, name) for name in (*names, "max_position_embeddings")}
     table = model.token_table().float()
     sizes |= {"num_hidden_layers": 1, "vocab_size": len(table), "pad_token_id": None}
@@ -266,6 +271,7 @@ def untrained_eagle3(model: TransformerModel, seed: int) -> EagleHead:
     of its layers. Initially only the last state has an effect, and outputs have the target states' magnitude."""
     layers = model.backbone.config.num_hidden_layers
     taps = dict.fromkeys(min(max(1, layers * part // 4), layers - 1) for part in (1, 2, 3))
+    model.tapped(tuple(taps))  # refuses models whose inner layers cannot be read
     head = untrained_eagle(model, seed, tuple(taps))
     head.fuse.weight.data.copy_(torch.eye(*head.fuse.weight.shape))
     head.norm.weight.data.copy_(model.backbone.norm.weight)

@@ -159,3 +159,21 @@ def test_the_table_names_the_seconds_of_a_batch_as_such(cli, monkeypatch):
     alone, batched = (cli(*line, size).out for size in ("1", "8"))
     assert "s per image" in alone and "images per hour" not in alone
     assert "s per batch" in batched and "images per hour" in batched and "s per image" not in batched
+
+
+def test_a_run_of_a_plug_in_names_what_the_forecast_needs(cli, tmp_path, monkeypatch):
+    (tmp_path / "own_model.py").write_text(OWN)
+    (tmp_path / "own.json").write_text('{"network": {"codes": 16, "layers": 2}, "sampling": {}}')
+    monkeypatch.syspath_prepend(tmp_path)
+    synthetic.folder(tmp_path / "out", synthetic.changed(synthetic.SJD, model="own-model"), synthetic.sjd())
+    command = ("forecast", "--on", "A100", "--out", tmp_path / "out")
+    assert "--model MODULE:NAME" in cli(*command).err
+    assert "add width, inner and heads to its configuration" in cli(*command, "--model", "own_model:MODEL").err
+
+
+OWN = """
+from pathlib import Path
+from specbench.models.catalog import ModelInfo
+
+MODEL = ModelInfo("own-model", "", "own_model:load", (8, 8), 64, "MIT", Path(__file__).with_name("own.json"))
+"""

@@ -296,6 +296,18 @@ def test_seeds_methods_figures_and_a_data_set(here, cli):
     assert len(lines) == 2 and all((Path("ds/train") / line["file_name"]).is_file() for line in lines)
 
 
+def test_a_plug_ins_model_is_named_by_its_code_and_not_by_a_digest_of_no_weight_files(tmp_path, cli):
+    fields = {"weights_sha256": hashlib.sha256().hexdigest(), "model_code": "c0de" * 16}
+    synthetic.folder(tmp_path, synthetic.changed(synthetic.SJD, **fields), synthetic.sjd(1))
+    text = cli("methods", "--out", tmp_path).out
+    assert "SHA-256 of its code c0dec0dec0de)" in text and "weights" not in text
+
+
+def test_a_table_without_axes_has_no_chart(cli):
+    shown = cli("figure", "time-per-step", "gsd-1").err
+    assert "gsd-1 has no axes" in shown and "specbench bench" not in shown
+
+
 def test_each_method_is_cited_by_its_own_key_and_none_is_made_of_this_project(tmp_path, cli):
     for name in ("sjd", "sjd++", "vertical"):
         synthetic.folder(tmp_path, replace(synthetic.SJD, model="shapes", decoder=resolve(name)), synthetic.sjd(1))

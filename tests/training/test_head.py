@@ -6,6 +6,7 @@ import json
 import os
 import weakref
 
+import any_causal_lm
 import numpy as np
 import pytest
 import torch
@@ -21,14 +22,16 @@ from specbench.errors import SpecbenchError
 from specbench.models import draft_head
 from specbench.models.draft_head import eagle3_head_for, head_for, load_head, new_head, save_head
 from specbench.models.draft_head_files import head_in
+from specbench.models.facts import REFERENCES
 from specbench.models.interface import TokenLayout
+from specbench.models.loaded_model import LoadedModel
 from specbench.models.transformer.model import Prefix
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 from specbench.training import head as training
 from specbench.training.alignment import alignment
-from specbench.training.data import Corpus
+from specbench.training.data import Corpus, corpus
 from specbench.training.head import HeadPlan, train, untrained_eagle, untrained_eagle3
 
 D, VOCAB = 16, 11
@@ -270,6 +273,39 @@ def test_an_eagle3_head_learns_from_its_own_outputs_and_comes_back(tmp_path):
     assert all(row["tv"] < before["tv"] - 0.05 for row, before in zip(good[:3], raw, strict=False))
     assert [row["tv"] for row in again] == pytest.approx([row["tv"] for row in good], abs=0.02)
     refused("not an EAGLE-1 head", head_for, model, str(tmp_path / "head"))
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """Return a function that loads a network of transformers as a plug-in does, with training images."""
+
+    def load(name):
+        model = LoadedModel(any_causal_lm.build(name, "sdpa"), (3, 4), range(20, 36), lambda text: ([1, 5], [1]))
+        images = Corpus(("a", "b", "c", "d"), torch.randint(16, (4, 12)))
+        monkeypatch.setattr(training, "corpus", lambda *_: images)
+        return model
+
+    return load
+
+
+def test_advice_names_a_users_model_as_it_is_typed(monkeypatch):
+    monkeypatch.setitem(REFERENCES, "tiny", "own:MODEL")
+    model = Headless()
+    model.name = "tiny"
+    refused("specbench run --model own:MODEL --decoder ar", corpus, model, 1, 0, None)
+    refused("specbench train-head --model own:MODEL", head_for, model, "")
+
+
+@pytest.mark.parametrize("kind", ["eagle", "vertical"])
+def test_a_head_is_trained_for_a_network_that_a_plug_in_loads(kind, loaded, tmp_path):
+    head = train(loaded("llama"), tmp_path, HeadPlan(images=4, epochs=2, batch=2, kind=kind))
+    assert weights(head).isfinite().all() and (tmp_path / "model.safetensors").is_file()
+
+
+def test_networks_whose_sizes_or_layers_a_head_cannot_use_are_refused_without_a_folder(loaded, tmp_path):
+    for name, kind, why in (("llama", "eagle3", "inner layers"), ("gpt2", "eagle", "has no ")):
+        refused(why, train, loaded(name), tmp_path / name, HeadPlan(images=4, epochs=2, batch=2, kind=kind))
+        assert not (tmp_path / name).exists()
 
 
 def test_drafting_needs_a_head():
