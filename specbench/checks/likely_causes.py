@@ -150,20 +150,19 @@ def likely_causes(
     if found[0].cause.nats <= least:
         return [], study.seen()
     copies = [each for each in found if each.cause.kind == CauseKind.COPIES and each.cause.nats > least]
+    alone = ~every["tokens"].map(tuple).duplicated(keep=False)
+    if copies and alone.any():  # a cause of the other images explains more than the copies
+        causes, _ = likely_causes(load, every[alone], sampling, dtype, guided, logp_kind)
+        if causes:
+            return [*causes, copies[0].cause], []
     rest = [each for each in found if each.cause.nats > least and each not in copies]
     # Keep all causes that the tokens do not distinguish from the likeliest cause.
     near = [each for each in rest if each.cause.nats > rest[0].cause.nats - _CLOSE]
     rest = [each for each in rest if each not in near]
-
-    def tested(causes: list[_Found]) -> list[Cause]:
-        # With fewer bits, exact samples do not match p recomputed with other tensor shapes.
-        estimated = [study.estimated(each) for each in causes]
-        every = [replace(cause, explains=test() if dtype == "float32" else None) for cause, test in estimated]
-        return [cause for cause in every if cause.explains is not False] or every
-
-    first = tested(copies or near)
-    if copies and first[0].explains is False and (others := tested(near))[:1] and others[0].explains:
-        first, near = others, copies  # greedy tokens, for example: the copies are their consequence
+    # With fewer bits, exact samples do not match p recomputed with other tensor shapes.
+    estimated = [study.estimated(each) for each in copies or near]
+    first = [replace(cause, explains=test() if dtype == "float32" else None) for cause, test in estimated]
+    first = [cause for cause in first if cause.explains is not False] or first
     return first + [each.cause for each in (near if copies else []) + rest], []
 
 
@@ -186,9 +185,10 @@ def named(causes: Sequence[Cause], images: int) -> str:
     some = [cause.kind in _OF_SOME and cause.images < images for cause in close]
     counts = [f" in {cause.images} of {images} images" * part for cause, part in zip(close, some, strict=True)]
     parts = [cause.what + count for cause, count in zip(close, counts, strict=True)]
+    besides = "".join(f"; besides, {cause.what}" for cause in causes[len(close):] if cause.kind == CauseKind.COPIES)
     if len(parts) > 2:
-        return f"one of these, which the tokens do not distinguish: {'; '.join(parts)}"
-    return f"{'; or '.join(parts)} ({causes[0].nats:,.0f} nats more likely than the claim)"
+        return f"one of these, which the tokens do not distinguish: {'; '.join(parts)}{besides}"
+    return f"{'; or '.join(parts)} ({causes[0].nats:,.0f} nats more likely than the claim){besides}"
 
 
 def _label(setting: str, value: float | None) -> str:

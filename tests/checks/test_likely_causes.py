@@ -196,6 +196,14 @@ def test_greedy_tokens_are_named_although_they_make_copies():
     assert any(cause.what == "1 image of 16 is an exact copy of another" for cause in causes)
 
 
+def test_a_copy_does_not_hide_the_cause_of_the_other_images():
+    model, texts = Wide(7, 64), [f"{number} dogs" for number in range(12)]
+    tokens = planted.drawn(model, texts, Sampling(2.0, temperature=0.3))
+    tokens[11] = tokens[0]
+    text = named_for(model, texts, tokens, Sampling(2.0))
+    assert text.startswith("temperature 0.") and text.endswith("; besides, 1 image of 12 is an exact copy of another"), text
+
+
 @pytest.mark.parametrize(("claim", "true", "text"), [
     ({"temperature": 3.0, "top_k": 50}, {"top_k": 6}, "top-k 6, not 50 ("),
     ({"top_p": 0.9}, {"temperature": 1.15}, "temperature 1.05, not 1; or top-p 0.92, not 0.9 ("),
