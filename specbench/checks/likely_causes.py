@@ -185,7 +185,7 @@ def named(causes: Sequence[Cause], images: int) -> str:
     some = [cause.kind in _OF_SOME and cause.images < images for cause in close]
     counts = [f" in {cause.images} of {images} images" * part for cause, part in zip(close, some, strict=True)]
     parts = [cause.what + count for cause, count in zip(close, counts, strict=True)]
-    besides = "".join(f"; besides, {cause.what}" for cause in causes[len(close):] if cause.kind == CauseKind.COPIES)
+    besides = "".join(f"; besides, {cause.what}" for cause in causes[len(close) :] if cause.kind == CauseKind.COPIES)
     if len(parts) > 2:
         return f"one of these, which the tokens do not distinguish: {'; '.join(parts)}{besides}"
     return f"{'; or '.join(parts)} ({causes[0].nats:,.0f} nats more likely than the claim){besides}"

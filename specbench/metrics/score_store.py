@@ -30,6 +30,7 @@ from specbench.stats import (
 from specbench.store.image_scores import ImageScores, feature_place, owner_of, parquet_bytes, stored_values
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY, OWNER, RUN_SCORES, with_units
+from specbench.system import console
 from specbench.system.files import blaming, files_named, read_regular, take_lock, write_atomically
 from specbench.system.foreign_code import code_of
 from specbench.system.json_values import parse_json
@@ -176,7 +177,13 @@ def difference_rows(
     if not (names := chosen("metric", metrics)):
         raise SpecbenchError("--against needs a metric", "name metrics with which both runs were scored")
     made = [catalog.metric(named_metric(name, (baseline, *others)))(settings) for name in names]
-    return [row for folder in others for metric in made if (row := difference(folder, baseline, metric))]
+    rows = []
+    for folder, metric in ((folder, metric) for folder in others for metric in made):
+        if row := difference(folder, baseline, metric):
+            rows.append(row)
+        else:
+            console.warn(f"{metric.name}: no paired difference of {folder.name} (specbench compare says why)")
+    return rows
 
 
 def of_same_captions(folder: Path, baseline: Path) -> pd.DataFrame | None:

@@ -206,7 +206,8 @@ def ready_head(model: Any, path: str, able: Any, own: str, load: Callable[[Check
     if own not in kept or kept[own][0] != source:
         head: Any = load(files) if files else getattr(model, own)()
         if head is None:
-            raise no_head(model.name, named=bool(model.weights_sha256))
+            kind = own.removeprefix("own_").removesuffix("head").strip("_")
+            raise no_head(model.name, bool(model.weights_sha256), kind)
         if head.width != model.feature_size:
             raise wrong_width(path, head.width, model.name, model.feature_size)
         head = _adopted(head, model, path) if isinstance(head, EagleHead) else head

@@ -58,7 +58,7 @@ class HeadFiles:
             return head_in(files.named(CONFIG).parent)
         folder = Path(self.place).expanduser() if self.place else self.bundled
         if folder is None:
-            raise no_head(self.model)
+            raise no_head(self.model, kind=self.kind)
         return head_in(folder)
 
     def require(self) -> None:
@@ -102,11 +102,12 @@ def wrong_width(place: str, width: int, model: str, features: int) -> SpecbenchE
     return SpecbenchError(what, "check that the head was trained for this model")
 
 
-def no_head(model: str, named: bool = True) -> SpecbenchError:
+def no_head(model: str, named: bool = True, kind: str = "") -> SpecbenchError:
     """Return the error for a model without a draft head; `model` may have endings of its configuration. `named`:
     whether commands know the model by this name."""
     what = f"model '{model}' has no draft head in the package, and no published head fits"
     train = f"train a head: specbench train-head --model {typed_name(model.partition('+')[0])}"
+    train += f" --kind {kind}" if kind not in ("", "eagle") else ""
     hint = f"use --head FOLDER, or {train if named else 'write a plug-in for this model, and train a head for it'}"
     return SpecbenchError(what, hint, MISSING_PREREQUISITE)
 

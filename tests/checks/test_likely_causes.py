@@ -1,6 +1,7 @@
 """The usual faults, planted at three strengths: found, named, not mistaken for others; without a fault, no cause is
 named. Log p from one sort of the logits is what `Target` and its filters give; kinds of log p are what they say."""
 
+import re
 from functools import cache, partial
 from itertools import product
 
@@ -201,7 +202,7 @@ def test_a_copy_does_not_hide_the_cause_of_the_other_images():
     tokens = planted.drawn(model, texts, Sampling(2.0, temperature=0.3))
     tokens[11] = tokens[0]
     text = named_for(model, texts, tokens, Sampling(2.0))
-    assert text.startswith("temperature 0.") and text.endswith("; besides, 1 image of 12 is an exact copy of another"), text
+    assert re.fullmatch("temperature 0.*; besides, 1 image of 12 is an exact copy of another", text), text
 
 
 @pytest.mark.parametrize(("claim", "true", "text"), [

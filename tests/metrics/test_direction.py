@@ -141,6 +141,15 @@ def test_a_distance_of_a_plug_in_is_not_compared_in_a_report(scored):
     assert [row.name for row in scores_beside(*plain)] == ["mine"] and scores_beside(*distance) == []
 
 
+def test_a_difference_that_a_distance_does_not_define_is_said(scored, cli, monkeypatch):
+    out = scored("lower", "distance")
+    undefined = "    def difference(self, features, baseline): return None\n"
+    (out.parent / "mine_lower_distance.py").write_text(PLUGIN.format(better="lower", kind="distance") + undefined)
+    monkeypatch.syspath_prepend(out.parent)
+    said = cli("score", "--out", out, "--metric", "mine_lower_distance:Mine", "--against", "ar").err
+    assert "mine: no paired difference of enumerable-sjd" in said, said
+
+
 def test_networks_that_a_plug_in_declares_are_downloaded_and_part_of_its_identity(tmp_path):
     (tmp_path / "judge").mkdir()
     for name in ("config.json", "words.txt", "other.md"):

@@ -293,7 +293,8 @@ def test_advice_names_a_users_model_as_it_is_typed(monkeypatch):
     model = Headless()
     model.name = "tiny"
     refused("specbench run --model own:MODEL --decoder ar", corpus, model, 1, 0, None)
-    refused("specbench train-head --model own:MODEL", head_for, model, "")
+    refused("specbench train-head --model own:MODEL.$", head_for, model, "")
+    refused("specbench train-head --model own:MODEL --kind eagle3", eagle3_head_for, model, "")
 
 
 @pytest.mark.parametrize("kind", ["eagle", "vertical"])
