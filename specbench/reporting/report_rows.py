@@ -263,7 +263,7 @@ def eager_ar(ar: Run) -> str | None:
     ratio = None if ar.info.compiled else stats.roofline_ratio(ar.rows, ar.info.roofline)
     if ar.info.compiled or (ratio is not None and ratio <= EAGER_RATIO):
         return None
-    takes = f" and takes {ratio:.2g} times its roofline" if ratio else ""
+    takes = f" and takes {ratio:,.{0 if ratio >= 10 else 1}f} times its roofline" if ratio else ""
     spec, advice = ar.info.spec, "before you quote the speed-up, run with --compile on"
     if spec.model_code:  # a plug-in's model, of which a run does not record whether it can be compiled
         advice += "; if the model cannot be compiled, state that AR is eager"
