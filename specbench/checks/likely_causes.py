@@ -152,7 +152,10 @@ def likely_causes(
     copies = [each for each in found if each.cause.kind == CauseKind.COPIES and each.cause.nats > least]
     alone = ~every["tokens"].map(tuple).duplicated(keep=False)
     if copies and alone.any():  # a cause of the other images explains more than the copies
-        causes, _ = likely_causes(load, every[alone], sampling, dtype, guided, logp_kind)
+        loaded = {"float32": exact.model, dtype: model}
+        causes, _ = likely_causes(
+            lambda name: loaded.get(name) or load(name), every[alone], sampling, dtype, guided, logp_kind
+        )
         if causes:
             return [*causes, copies[0].cause], []
     rest = [each for each in found if each.cause.nats > least and each not in copies]
