@@ -82,7 +82,7 @@ def generate(
     """Decode images without storing anything.
 
     Args:
-        prompt: a caption, or several captions to decode as a batch.
+        prompt: a caption, or several captions to decode as a batch. A repeated caption gives further samples of it.
         model: a name of `specbench list models`.
         decoder: a name of `specbench list decoders`, with inline options if wanted.
         settings: `seed`, `cfg`, `temperature`, `top_k`, `top_p`, `dtype`, `device`, `threads`, `compile`, `weights`,

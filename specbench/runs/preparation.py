@@ -3,6 +3,7 @@ decode images without a run."""
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -269,7 +270,7 @@ def decode_loaded(
     Args:
         model: a causal language model of transformers on any device, which is not changed; or a
             `specbench.models.interface.ImageModel`, without the arguments from `layout` to `render`.
-        prompts: one text, or several to decode as one batch.
+        prompts: one text, or several to decode as one batch. A repeated text gives further samples of this prompt.
         decoder: a name of `specbench list decoders`, with inline options if wanted.
         layout: height and width of the grid of image tokens, or a `specbench.models.interface.TokenLayout`.
         image_ids: vocabulary id of each image token.
@@ -334,10 +335,12 @@ def _decoded(
 ) -> list[Generation]:
     if decoder.init == "preview" and not model.layout.before:
         console.warn(f"{model.name} has no preview: the fresh drafts of {decoder.name} are uniformly random")
+    requests, counts = [], Counter[str]()
+    for text in texts:
+        requests.append(Request(text, text_id(text), counts[text]))
+        counts[text] += 1
     try:
-        images: list[Any] = decode(
-            model, [Request(text, text_id(text)) for text in texts], decoder, sampling, seed, trace=trace
-        )
+        images: list[Any] = decode(model, requests, decoder, sampling, seed, trace=trace)
     except (Exception, SystemExit) as error:
         if isinstance(error, SpecbenchError) or not plugins.foreign_place(error):
             raise

@@ -202,9 +202,10 @@ def test_generate_is_the_stored_image_of_the_same_seed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.txt").write_text("a red circle\n")
     settings = {"decoder": "sjd", "window": 8, "seed": 5, "threads": 1}
-    stored = specbench.load(specbench.run(prompts="mine.txt", **settings).folders[0].name)
-    generation = specbench.generate("a red circle", **settings)
+    stored = specbench.load(specbench.run(prompts="mine.txt", samples=2, **settings).folders[0].name)
+    generation, second = specbench.generate(["a red circle"] * 2, **settings)  # samples 0 and 1, as of --samples 2
     assert np.array_equal(stored["tokens"][0], generation.tokens) and generation.image.shape == (3, 64, 64)
+    assert np.array_equal(stored["tokens"][1], second.tokens) and (second.tokens != generation.tokens).any()
     shown = read_picture(generation.save(tmp_path / "one.png"))
     assert np.array_equal(shown, generation.image.transpose(1, 2, 0))
 
