@@ -36,7 +36,7 @@ def speedups(path: Path, rows: Iterable[ReportRow]) -> None:
     for mark in (0.25, 0.5, 0.75, 1):
         parts.append(f'<path class="{"line" if mark == 1 else "grid"}" d="M{x(mark)} 44V{bottom - 26}"/>')
         parts.append(_text(x(mark), bottom - 8, "AR" if mark == 1 else f"{mark:g} times", "small mid"))
-    parts.append(_text(664, 62, "tokens per step", "small end"))
+    parts += [_text(540, 62, "speed-up", "small end"), _text(664, 62, "tokens per step", "small end")]
     y = 62
     for name, members in groups:
         parts.append(_text(16, y, "lossless: AR's distribution" if name == "lossless" else "lossy", "small"))
@@ -50,7 +50,7 @@ def speedups(path: Path, rows: Iterable[ReportRow]) -> None:
                 f'<path stroke="{mark.colour}" stroke-width="2" d="M{low:.1f} {y}H{high:.1f}"/>',
                 f'<text style="fill:{mark.colour}" text-anchor="middle" x="{middle:.1f}" y="{y + 5}">'
                 f"{mark.glyph}</text>",
-                _text(high + 10, y + 5, f"{speed.value:.2f}"),
+                _text(540, y + 5, f"{speed.value:.2f}", "end"),
                 _text(664, y + 5, f"{row.number('tokens_per_step').value:.1f}", "end"),
             ]
         y += 30
