@@ -175,11 +175,13 @@ def studied(rows: pd.DataFrame) -> int:
 
 
 def alike(causes: Sequence[Cause]) -> list[Cause]:
-    """Return the first cause, and the causes that the tokens do not distinguish from it."""
-    first = causes[0]
-    same = [cause for cause in causes if cause.explains == first.explains and cause.nats > first.nats - _CLOSE]
-    least = max(cause.nats for cause in same) - _CLOSE  # copies are first even if other causes are likelier
-    return [cause for cause in same if cause is first or cause.nats > least]
+    """Return the first cause, and the causes that the tokens do not distinguish from it. Copies are a fact, and
+    explain what else seems likely of them."""
+    first, *others = causes
+    if first.kind == CauseKind.COPIES:
+        return [first]
+    near = (cause for cause in others if cause.nats > first.nats - _CLOSE and cause.explains == first.explains)
+    return [first, *(cause for cause in near if cause.kind != CauseKind.COPIES)]
 
 
 def named(causes: Sequence[Cause], images: int) -> str:
@@ -188,7 +190,7 @@ def named(causes: Sequence[Cause], images: int) -> str:
     some = [cause.kind in _OF_SOME and cause.images < images for cause in close]
     counts = [f" in {cause.images} of {images} images" * part for cause, part in zip(close, some, strict=True)]
     parts = [cause.what + count for cause, count in zip(close, counts, strict=True)]
-    besides = "".join(f"; besides, {cause.what}" for cause in causes[len(close) :] if cause.kind == CauseKind.COPIES)
+    besides = "".join(f"; besides, {cause.what}" for cause in causes[1:] if cause.kind == CauseKind.COPIES)
     if len(parts) > 2:
         return f"one of these, which the tokens do not distinguish: {'; '.join(parts)}{besides}"
     return f"{'; or '.join(parts)} ({causes[0].nats:,.0f} nats more likely than the claim){besides}"

@@ -14,7 +14,7 @@ from checkpoints import random_tiny
 from transformers import LlamaConfig, LlamaModel
 
 from specbench.checks import token_likelihood
-from specbench.checks.likely_causes import likely_causes, named
+from specbench.checks.likely_causes import Cause, CauseKind, likely_causes, named
 from specbench.checks.logp_kinds import kinds_of, log_p_of
 from specbench.checks.token_likelihood import Alternative, Held, SlotLogits
 from specbench.checks.token_orders import TOKEN_ORDERS
@@ -203,6 +203,14 @@ def test_a_copy_does_not_hide_the_cause_of_the_other_images():
     tokens[11] = tokens[0]
     text = named_for(model, texts, tokens, Sampling(2.0))
     assert re.fullmatch("temperature 0.*; besides, 1 image of 12 is an exact copy of another", text), text
+
+
+@pytest.mark.parametrize("nats", [50.0, 5000.0])
+def test_copies_are_named_once_beside_a_cause_and_never_as_its_alternative(nats):
+    """Also if neither was tested, as with bfloat16, and whichever is likelier."""
+    cause, copies = Cause(CauseKind.SETTING, "top-k 1", 300.0, 8), Cause(CauseKind.COPIES, "2 are copies", nats, 2)
+    assert named([cause, copies], 16) == "top-k 1 (300 nats more likely than the claim); besides, 2 are copies"
+    assert named([copies, cause], 16) == f"2 are copies ({nats:,.0f} nats more likely than the claim)"
 
 
 @pytest.mark.parametrize(("claim", "true", "text"), [
