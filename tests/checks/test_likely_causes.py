@@ -188,6 +188,7 @@ def test_copies_are_named_and_the_other_images_alone_are_tested():
     assert copies.what.startswith("2 images of 7 are exact copies") and copies.explains
 
 
+@pytest.mark.slow
 def test_greedy_tokens_are_named_although_they_make_copies():
     model, texts, _ = images("shapes")
     texts, claim = [texts[1], *texts[1:]], CLAIMS["shapes"]

@@ -49,7 +49,7 @@ PARTS = {
     "form-apart": Part(apart, 130),
     "janus": Part(partial(one_model, "janus", "ar,sjd", 1), 120),
     "int8wo": Part(partial(form, "int8wo"), 120),
-    "exactness": Part(exactness, 240, alone=False),
+    "exactness": Part(exactness, 300, alone=False),
     "graphs": Part(graphs, 220, alone=False),
     "families": Part(families, 200, alone=False),
     "recorded": Part(recorded, 200, alone=False),

@@ -26,8 +26,8 @@ _AUDITORS = 8
 """Processes of the audit at most."""
 
 
-def exactness(device: str, scale: Scale) -> Outcome:
-    """Audit decoders on the enumerable transformer, with its weights and noise on the device.
+def exactness(device: str, scale: Scale) -> Iterator[Outcome]:
+    """Audit decoders on the enumerable transformer, with its weights and noise on the device; yield each row.
 
     Calls of such a small model leave a GPU waiting, so several processes share the GPU.
     """
@@ -37,13 +37,12 @@ def exactness(device: str, scale: Scale) -> Outcome:
     if has_graphs(device):
         jobs += [(setting, name) for setting in COMPILED_SETTINGS for name in ("ar", "sjd", "gsd", "scd-gs")]
     audit = partial(_audited, device, scale.images)
-    if len(jobs) < 10:
-        rows = list(map(audit, jobs))
-    else:
-        workers = min(_AUDITORS, len(os.sched_getaffinity(0)))
-        with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-            rows = list(pool.map(audit, jobs))
-    return judged(rows), rows
+    workers, rows = min(_AUDITORS, len(os.sched_getaffinity(0))), []
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        for row in (map if len(jobs) < 10 else pool.map)(audit, jobs):
+            rows.append(row)
+            yield [], [row]
+    yield judged(rows), []
 
 
 def recorded(device: str, scale: Scale) -> Iterator[Outcome]:
