@@ -99,20 +99,24 @@ def paper_plan(page: Path, argument: str) -> str:
 
 
 def gpu(page: Path, argument: str) -> str:
-    """A row for each device on which `make gpu` ran: the goals met by part."""
+    """A column for each device on which `make gpu` ran: the goals met by part."""
     raws = sorted((ROOT / "results" / "gpu").glob("*/raw.json"))
     if not raws:
         return "Nothing has been measured on a GPU yet; `make gpu` does."
-    found = {raw: json.loads(raw.read_text()) for raw in raws}
-    parts = list(dict.fromkeys(part["part"] for device in found.values() for part in device["parts"]))
-    rows = []
-    for raw, device in found.items():
-        met = {part["part"]: _goals_met(part["claims"]) for part in device["parts"]}
-        rows.append([f"[{device['device']}]({link(page, raw.with_name('report.md'))})", *map(met.get, parts)])
-    return as_table(["goals of `make gpu` met", *parts], rows)
+    found = [json.loads(raw.read_text()) for raw in raws]
+    parts = dict.fromkeys(part["part"] for device in found for part in device["parts"])
+    met = [{part["part"]: _goals_met(part["claims"]) for part in device["parts"]} for device in found]
+    titles = [
+        f"[{device['device']}]({link(page, raw.with_name('report.md'))})"
+        for raw, device in zip(raws, found, strict=True)
+    ]
+    rows = [[part, *(device.get(part, "not run") for device in met)] for part in parts]
+    return as_table(["goals of `make gpu` met", *titles], rows)
 
 
 def _goals_met(claims: list[dict]) -> str:
+    if any(one["verdict"] == "failed" for one in claims):
+        return "failed"
     aims = [one for one in claims if one["goal"] != "-"]
     return f"{sum(one['verdict'] == 'met' for one in aims)} of {len(aims)}" if aims else "-"
 

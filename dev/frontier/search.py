@@ -27,7 +27,7 @@ from specbench.decoding.timing import Spans
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model, load_model
 from specbench.models.interface import ImageModel
-from specbench.papers.forecasts import BANDWIDTH, FLOPS, OVERHEAD_MS
+from specbench.papers.forecasts import BANDWIDTH, FLOPS, OVERHEAD_MS, WINDOW
 from specbench.prompts import Request, load_prompts
 from specbench.reporting.forecast import Accepted, ForecastSetting, forecast_rows
 from specbench.runs.decoder_args import parse_decoders
@@ -106,7 +106,7 @@ def modelled_seconds(tokens: float, decoder: DecoderSpec) -> dict[str, float]:
     """Seconds per image of TARGET by device, for `tokens` per step and the middle of every assumed range."""
     facts = find_model(TARGET)
     accepted = Accepted("search", facts.name, decoder, decoder.name, tokens)
-    shares = BANDWIDTH, FLOPS, OVERHEAD_MS
+    shares = BANDWIDTH, FLOPS, OVERHEAD_MS, WINDOW
     settings = {
         name: ForecastSetting(facts, peak_of(device, facts.dtype), facts.dtype, facts.sampling().guidance, 1, *shares)
         for name, device in DEVICES.items()

@@ -35,7 +35,13 @@ def forecast(
         "--overhead-ms",
         "LOW,HIGH",
         "Milliseconds per step outside forward and drafting; or the word run, for the overhead that each run measured.",
-        "0.5,5",
+        "0.1,5",
+    ),
+    window: str = option(
+        "--window-factor",
+        "LOW,HIGH",
+        "Factor by which a forward of several columns takes longer than its bytes and operations predict.",
+        "1,1.25",
     ),
     threads: int = option("--threads", "N", "Threads of --on cpu; 0 uses all.", 0),
     out: str = Out,
@@ -48,8 +54,9 @@ def forecast(
 
     spent = None if overhead == forecasts.OWN_OVERHEAD else forecasts.read_range("overhead-ms", overhead)
     shares = forecasts.read_range("bandwidth-share", bandwidth), forecasts.read_range("flops-share", flops)
+    factor = forecasts.read_range("window-factor", window)
     rows = forecasts.forecast(
-        on, sources or (), model, out, batch, dtype, *shares, spent, threads or available_threads()
+        on, sources or (), model, out, batch, dtype, *shares, spent, threads or available_threads(), factor
     )
     print_json(rows) if json else _print_forecast(rows)
 

@@ -19,8 +19,10 @@ from specbench.specs.presets import DecoderSpec, named_ar, printed_acceptances, 
 from specbench.store.run_folders import Names, find_runs
 from specbench.system.device_peaks import peak_of
 
-BANDWIDTH, FLOPS, OVERHEAD_MS = (0.6, 0.9), (0.4, 0.75), (0.5, 5.0)
-"""Default assumptions: reached fractions of the data sheet's peaks, and overhead in milliseconds per step."""
+BANDWIDTH, FLOPS, OVERHEAD_MS, WINDOW = (0.6, 0.9), (0.4, 0.75), (0.1, 5.0), (1.0, 1.25)
+"""Default assumptions: reached fractions of the data sheet's peaks, overhead in milliseconds per step, and the factor
+by which a forward of several columns takes longer than its bytes and operations predict (results/gpu)."""
+MOST_FACTOR = 10  # Largest such factor
 OWN_OVERHEAD = "run"  # Value of --overhead-ms: use the measured overhead of each run
 MOST_IMAGES, MOST_MS = 65_536, 60_000  # Largest batch and overhead of a step in a forecast
 
@@ -36,6 +38,7 @@ def forecast(
     flops: Range = FLOPS,
     overhead_ms: Range | None = OVERHEAD_MS,
     threads: int = 0,
+    window: Range = WINDOW,
 ) -> list[dict[str, object]]:
     """Forecast the speed of decoders on another device (`specbench forecast`): a model, not a measurement.
 
@@ -48,6 +51,8 @@ def forecast(
         bandwidth, flops: lowest and highest fraction of the device's peaks that is reached.
         overhead_ms: milliseconds of a step outside forward and drafting; None: as measured in each run.
         threads: number of threads, if the device is this machine's CPU.
+        window: lowest and highest factor by which a forward of several columns takes longer than the roofline
+            predicts; unused if products were measured on the device for each number of columns.
 
     Returns:
         One dict per source with `kind` "forecast", see `specbench.reporting.forecast.forecast_rows`.
@@ -56,7 +61,7 @@ def forecast(
         SpecbenchError: an unknown source, device or model; sources of several models without `model`; a value
             outside its range.
     """
-    _check_ranges(batch, dtype, bandwidth, flops, overhead_ms)
+    _check_ranges(batch, dtype, bandwidth, flops, overhead_ms, window)
     asked = [str(name) for name in chosen("source", sources)]
     names = [name for name in asked if name in table_names()]
     runs = [name for name in asked if name not in names]
@@ -78,11 +83,13 @@ def forecast(
     ]
     computed, guidance = dtype if dtype in BYTES else facts.dtype, facts.sampling().guidance
     peak = peak_of(on, computed, threads)
-    setting = ForecastSetting(facts, peak, computed, guidance, batch, bandwidth, flops, overhead_ms)
+    setting = ForecastSetting(facts, peak, computed, guidance, batch, bandwidth, flops, overhead_ms, window)
     return forecast_rows(accepted, setting)
 
 
-def _check_ranges(batch: int, dtype: str | None, bandwidth: Range, flops: Range, overhead_ms: Range | None) -> None:
+def _check_ranges(
+    batch: int, dtype: str | None, bandwidth: Range, flops: Range, overhead_ms: Range | None, window: Range
+) -> None:
     if not 1 <= batch <= MOST_IMAGES:
         raise SpecbenchError(f"--batch {batch}: must be at least 1 and at most {MOST_IMAGES:,}")
     if dtype not in (None, *DTYPES):
@@ -92,6 +99,8 @@ def _check_ranges(batch: int, dtype: str | None, bandwidth: Range, flops: Range,
             raise SpecbenchError(f"--{name} {low:g},{high:g}: invalid shares", "use 0 < LOW <= HIGH <= 1")
     if overhead_ms and not 0 <= overhead_ms[0] <= overhead_ms[1] <= MOST_MS:
         raise SpecbenchError("--overhead-ms: invalid range", f"write run, or LOW,HIGH in 0 to {MOST_MS:,}")
+    if not 1 <= window[0] <= window[1] <= MOST_FACTOR:
+        raise SpecbenchError("--window-factor: invalid range", f"write LOW,HIGH in 1 to {MOST_FACTOR}")
 
 
 def _printed_lengths(table: Table, model: str | None) -> list[Accepted]:

@@ -1,6 +1,6 @@
 """Forecast of a decoder's speed on another device, from accepted lengths and the roofline of the model.
 
-    step     = forward of the window + drafting of a draft head + overhead
+    step     = forward of the window x window factor + drafting of a draft head + overhead
     seconds  = (prefill + NFE x step) / 1000,   NFE = stream slots / tokens per step
     speed-up = seconds of AR / seconds of the decoder, both by this model
 
@@ -75,6 +75,7 @@ class ForecastSetting:
     bandwidth: Range
     flops: Range
     overhead_ms: Range | None  # lowest and highest of a step; None: the overhead measured in each run (also in AR's)
+    window: Range = (1.0, 1.0)  # lowest and highest factor of the time of a forward of several columns
 
     @property
     def network(self) -> NetworkSize:
@@ -89,6 +90,10 @@ class ForecastSetting:
     def size(self) -> Size:
         """Sizes of a forward; eight-bit weights count as sixteen-bit, because they are converted before products."""
         return self.network.size(self.model.v_image)
+
+    def factors(self, columns: float) -> Range:
+        """Lowest and highest factor of the time of a forward; 1 if products were measured by number of columns."""
+        return (1.0, 1.0) if columns <= 1 or self.peak.products else self.window
 
     def forward(self, columns: float, context: float | None = None, slots: int | None = None) -> Forward:
         """Describe a forward. `context`: tokens in the KV cache; None: the mean over an image (cache of `slots`)."""
@@ -145,15 +150,17 @@ def _overheads(length: Accepted, setting: ForecastSetting, ar: float | None) -> 
 
 
 def _row(length: Accepted, setting: ForecastSetting, overheads: Sequence[Range]) -> dict[str, object]:
-    model = setting.model
+    model, columns = setting.model, usual_columns(length.decoder, setting.model)
+    factors = setting.factors(columns)
     ends = [
-        _numbers(length, setting, Reached(bandwidth, flops), overhead, tokens)
-        for bandwidth, flops, overhead, tokens in product(setting.bandwidth, setting.flops, overheads, length.range)
+        _numbers(length, setting, Reached(bandwidth, flops), overhead, tokens, factor)
+        for bandwidth, flops, overhead, tokens, factor in product(
+            setting.bandwidth, setting.flops, overheads, length.range, factors
+        )
     ]
-    shares = Reached(sum(setting.bandwidth) / 2, sum(setting.flops) / 2)
+    shares, factor = Reached(sum(setting.bandwidth) / 2, sum(setting.flops) / 2), sum(factors) / 2
     mean, ar_mean = (sum(values) / len(values) for values in zip(*overheads[:2], strict=True))
-    middle = _numbers(length, setting, shares, (mean, ar_mean), length.tokens_per_step)
-    columns = usual_columns(length.decoder, model)
+    middle = _numbers(length, setting, shares, (mean, ar_mean), length.tokens_per_step, factor)
     row: dict[str, object] = {
         "kind": FORECAST,
         "source": length.source,
@@ -172,22 +179,23 @@ def _row(length: Accepted, setting: ForecastSetting, overheads: Sequence[Range])
     for name, value in middle.items():
         values = [end[name] for end in ends]
         row |= {name: value, f"{name}_low": min(values), f"{name}_high": max(values)}
-    row["parts_ms"] = forward_ms(setting.forward(columns, slots=model.stream), setting.peak, shares)
+    parts = forward_ms(setting.forward(columns, slots=model.stream), setting.peak, shares)
+    row["parts_ms"] = {name: factor * spent for name, spent in parts.items()}
     return row | {"assumptions": assumptions(setting, [length])}
 
 
 def _numbers(
-    length: Accepted, setting: ForecastSetting, reached: Reached, overhead: Range, tokens: float
+    length: Accepted, setting: ForecastSetting, reached: Reached, overhead: Range, tokens: float, factor: float
 ) -> dict[str, float]:
     """Compute the forecast under one set of assumptions: reached fractions of the peaks, overheads of the decoder and
-    of AR, and tokens per step."""
+    of AR, tokens per step, and factor of the forward."""
     model, columns = setting.model, usual_columns(length.decoder, setting.model)
 
     def ms(forward: Forward) -> float:
         return sum(forward_ms(forward, setting.peak, reached).values())
 
     prefill, single = ms(setting.forward(PROMPT_TOKENS, 0)), ms(setting.forward(1))
-    forward = ms(setting.forward(columns, slots=model.stream))
+    forward = factor * ms(setting.forward(columns, slots=model.stream))
     rounds = 1.0  # drafting rounds per forward
     if interval := length.decoder.options.get("interval"):
         rounds = interval / (interval - 1)
@@ -246,7 +254,7 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
             f"{_span(*setting.overhead_ms)} ms per step outside forward and drafting (assumed; at most this for AR)"
         )
     lines = [
-        f"This is a forecast: nothing was measured on {peak.name}.",
+        f"This is a forecast: none of its numbers was measured on {peak.name}.",
         f"Device: {peak.bandwidth(2**40) / 1e9:,.0f} GB/s and {peak.flops / 1e12:,.4g} TFLOP/s in {setting.dtype} "
         f"({peak.source}); assumed to reach {_percent(setting.bandwidth)} and {_percent(setting.flops)} of these.",
         f"Model: {model.name} in {setting.dtype}; a forward reads {_counted(size.weights)} weights once, and the KV "
@@ -264,6 +272,11 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
     if peak.products:
         lines.append("Weight products take the time measured on this device for as many columns, at the assumed share.")
     else:
+        if any(setting.factors(usual_columns(length.decoder, model)) != (1, 1) for length in accepted):
+            lines.append(
+                f"A forward of several columns takes {_span(*setting.window)} times as long as its bytes and operations "
+                "predict, compared with AR's; an H100 and an H200 took 1.08 to 1.22 times."
+            )
         lines.append("Steps are compiled; eager steps take several times as long on a GPU, which waits for the host.")
     if any(length.decoder.head_kind == "eagle" for length in accepted):
         lines.append("A draft head is one layer, a projection and the output matrix; it runs once per tree level.")

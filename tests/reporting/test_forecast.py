@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 import synthetic
@@ -9,11 +10,12 @@ from refusals import refused
 
 import specbench
 from specbench.models.catalog import find_model
-from specbench.papers.forecasts import printed_elsewhere
+from specbench.papers.forecasts import BANDWIDTH, FLOPS, WINDOW, printed_elsewhere
 from specbench.reporting.forecast import Accepted, ForecastSetting, Printed, forecast_rows
 from specbench.specs.presets import PRESETS, resolve
 from specbench.system.device_peaks import peak_of
 
+RESULTS = Path(__file__).parents[2] / "results"
 SJD = Accepted("a paper", "lumina", resolve("sjd"), "sjd", 2.0)
 AR = Accepted("a paper", "lumina", resolve("ar"), "ar", 1.0)
 EAGLE = Accepted("a paper", "lumina", resolve("eagle"), "eagle", 2.0)
@@ -97,6 +99,31 @@ def test_a_forecast_from_another_model_reaches_to_what_papers_print_for_its_kind
     assert "anole" in (models := {entry.model for entry in printed_elsewhere(SJD)}) and "lumina" not in models
 
 
+def measured_windows():
+    """Yield (device, window, how much longer its forward took than AR's) of all measurements at Lumina's size."""
+    for path in sorted(RESULTS.glob("gpu/*/raw.json")):
+        raw = json.loads(path.read_text())
+        parts = {part["part"]: part["rows"] for part in raw["parts"]}
+        forwards = {row["window"]: row["ms"] for row in parts.get("forwards", ())}
+        steps = {row["name"]: row["spans_ms"]["target"] / row["nfe"] for row in parts.get("decisive", ())}
+        forwards |= {int(name.rpartition(" ")[2]): ms for name, ms in steps.items() if name != "ar"}
+        single = steps.get("ar") or forwards[1]
+        yield from ((raw["device"], window, ms / single) for window, ms in forwards.items() if window > 1)
+
+
+def test_the_assumed_factor_of_a_window_includes_what_gpus_took():
+    measured = list(measured_windows())
+    assert len({device for device, _, _ in measured}) >= 2
+    for device, window, cost in measured:
+        reached = {"bandwidth": BANDWIDTH, "flops": FLOPS, "window": WINDOW, "peak": peak_of(device, "bfloat16")}
+        sjd = dataclasses.replace(SJD, decoder=resolve("sjd", {"window": window}))
+        (row,) = forecast_rows([sjd], dataclasses.replace(setting(), **reached))
+        assert row["window_cost_low"] <= cost <= row["window_cost_high"], (device, window, cost)
+        (row,) = forecast_rows([sjd], dataclasses.replace(setting(), **reached | {"window": (1.0, 1.0)}))
+        if window <= 64:  # above, arithmetic may take longer than memory
+            assert cost > 1.05 * row["window_cost_high"], "without the factor, every measurement is outside"
+
+
 def test_a_decoder_of_image_rows_feeds_as_many_rows_as_are_active_at_equal_rates():
     pjd = Accepted("a paper", "lumina", resolve("pjd", {"rows-window": 16}), "pjd", 5.0)
     zipar = Accepted("a paper", "lumina", resolve("zipar", {"rows-window": 11}), "zipar", 4.0)
@@ -107,18 +134,20 @@ def test_a_decoder_of_image_rows_feeds_as_many_rows_as_are_active_at_equal_rates
 
 def test_every_assumption_is_printed_and_the_table_says_that_it_is_none_of_measurements(cli, tmp_path):
     synthetic.folder(tmp_path, synthetic.AR, synthetic.ar())
+    synthetic.folder(tmp_path, synthetic.SJD, synthetic.sjd())
     shown = cli("forecast", "--on", "RTX 4090", "--model", "lumina", "--out", tmp_path).out
     assert shown.startswith("A forecast, not a measurement: lumina on NVIDIA GeForce RTX 4090, bfloat16, batch 1.")
     for text in (
         "1,008 GB/s and 165.2 TFLOP/s",
         "60 to 90 %",
         "40 to 75 %",
-        "0.5 to 5 ms per step",
+        "0.1 to 5 ms per step",
+        "1 to 1.25 times as long",
         "2 rows",
         "of 128",
     ):
         assert text in shown
-    assert "Tokens per step were measured on" in shown and "nothing was measured" in shown
+    assert "Tokens per step were measured on" in shown and "none of its numbers was measured" in shown
     assert not [path for path in tmp_path.rglob("*") if "forecast" in path.name]
 
 
