@@ -53,9 +53,10 @@ def recorded(device: str, scale: Scale) -> Iterator[Outcome]:
     # Sharp sampling is tried with AR on one model only, because the part has only minutes.
     tried = [job for job in tried if "sjd" in job or "shapes" in job] if has_graphs(device) else tried[:1]
     rows = []
-    for setting in tried:
-        rows.append(measure(*setting))
-        yield [], rows[-1:]
+    with ProcessPoolExecutor(min(len(tried), _AUDITORS), get_context("spawn")) as pool:
+        for row in (map if len(tried) == 1 else pool.map)(measure, *zip(*tried, strict=True)):
+            rows.append(row)
+            yield [], [row]
     wrong = [row for row in rows if row["verdict"] != "consistent"]
     value = f"{len(rows) - len(wrong)} of {len(rows)}" + "".join(f"; {[row[name] for name in KEYS]}" for row in wrong)
     yield [claim("audit --run --recompute finds runs decoded here consistent", value, "all", not wrong)], []
