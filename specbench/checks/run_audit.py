@@ -31,7 +31,7 @@ from specbench.checks.teacher_forced import (
 )
 from specbench.decoding.generation import Order
 from specbench.errors import SpecbenchError
-from specbench.models.catalog import load_model, model_code, recorded_model
+from specbench.models.catalog import find_model, load_model, model_code, recorded_model
 from specbench.models.facts import BYTES, EIGHT_BITS, ModelChoice, ModelFacts
 from specbench.models.interface import ImageModel
 from specbench.specs.run_spec import SAMPLING, RunSpec
@@ -70,12 +70,14 @@ def audit_runs(
     device: str = "cpu",
     dtype: str | None = None,
     logp: str | None = None,
+    model: str | None = None,
 ) -> list[dict[str, Any]]:
     """Test whether the tokens of runs are exact samples of their model, and store the verdicts for reports.
 
     Args:
         runs: a run id or its unique beginning, a folder, or a list of these; by default all runs in `out`.
         recompute, weights, revision, device, dtype, logp: as for `audit_run`.
+        model: plug-in of the runs' model, as "MODULE:NAME"; None: the model is not a plug-in.
 
     Returns:
         One dict per run, as from `audit_run`.
@@ -84,6 +86,8 @@ def audit_runs(
         SpecbenchError: an unknown or damaged run, or a run that cannot be audited.
     """
     folders = find_runs(out, runs)
+    if model is not None:
+        find_model(model)  # registers the name that run.json contains
     return [audit_run(folder, recompute, weights, revision, device, dtype=dtype, logp=logp) for folder in folders]
 
 

@@ -22,7 +22,7 @@ from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import MEAN_OF_IMAGES, Settings, made_score
 from specbench.metrics.score_store import image_features, read_scores
-from specbench.models.catalog import load_model
+from specbench.models.catalog import find_model, load_model
 from specbench.models.interface import StagedModel
 from specbench.prompts.loading import load_prompts, prompt_set_names
 from specbench.reporting.comparability import Run
@@ -57,13 +57,16 @@ _MOST_WORDS = 2**20  # More tokens than any vocabulary has
 _LEVELS = 6.0  # Mean distance in grey levels that JPEG and other arithmetic may cause
 
 
-def verify(path: Path | str, recompute: bool = False, device: str = "cpu") -> list[dict[str, str]]:
+def verify(
+    path: Path | str, recompute: bool = False, device: str = "cpu", model: str | None = None
+) -> list[dict[str, str]]:
     """Check a packed file of runs, or a results folder (`specbench verify`).
 
     Args:
         path: file of `specbench pack`, results folder, or folder of one run.
         recompute: recompute p by the model, which must be on this disk, and render the images again.
         device: device of the recomputation.
+        model: plug-in of the runs' model, as "MODULE:NAME"; None: the model is not a plug-in.
 
     Returns:
         One dict per check: `run, check, status, detail`; `status` is "ok", "WRONG" or "not checked".
@@ -72,6 +75,8 @@ def verify(path: Path | str, recompute: bool = False, device: str = "cpu") -> li
         SpecbenchError: no packed file, a packed file with invalid members, or a folder without runs.
     """
     path = Path(path)
+    if model is not None:
+        find_model(model)  # registers the name that run.json contains
     if path.is_dir():
         runs = [path.resolve()] if (path / RUN_JSON).is_file() else find_runs(path)
         none = _row("-", "digests", OPEN, "a folder has no digests; specbench pack writes them")

@@ -206,11 +206,14 @@ def verify(
     path: Path = argument("PATH", "File of specbench pack, results folder, or a run."),
     recompute: bool = switch("--recompute", "Recompute p with the model instead of using the recorded values."),
     device: str = option("--device", "DEVICE", "With --recompute or tokens of another program: torch device.", AUTO),
+    model: str | None = option("--model", "MODULE:NAME", "With --recompute: plug-in of the runs' model."),
     json: bool = Json,
 ) -> None:
     from specbench.checks import verify as checks
 
-    rows = checks.verify(path, recompute, chosen_device(device))
+    if model and not recompute:
+        raise SpecbenchError("--model requires --recompute", "add --recompute, or omit --model")
+    rows = checks.verify(path, recompute, chosen_device(device), model)
     print_json(rows) if json else print_table(rows, ("run", "check", "status", "detail"))
     if wrong := [row for row in rows if row["status"] == checks.WRONG]:
         raise SpecbenchError(f"{len(wrong)} of {len(rows)} checks failed: {wrong[0]['detail']}", exit_code=GATE)

@@ -244,6 +244,12 @@ def test_an_edited_decoder_and_an_edited_model_are_other_runs(place, cli):
     audit = "audit", "--run", "greys-ar", "--out", "o", "--recompute"
     assert "'greys' is a plug-in that is not installed" in cli(*audit).err
     assert "fewer than 200 tokens to test" in cli(*audit, "--model", "greys:MODEL").err  # after recomputing p
+    verified = ("verify", Path("o", first[0]), "--recompute")
+    models().pop("greys")
+    assert "is a plug-in that is not installed" in cli(*verified).out
+    assert "fewer than 200 tokens to test" in cli(*verified, "--model", "greys:MODEL").out
+    models().pop("greys")
+    refused("fewer than 200 tokens", specbench.audit_runs, "greys-ar", "o", recompute=True, model="greys:MODEL")
     (place / "power.py").write_text(power.replace("** self._power", "** (self._power / 2)"))
     errors, second = run("--limit", 2)
     assert len(first) == 2 and len(second) == 3 and set(first) < set(second), "AR goes on in its own run"
