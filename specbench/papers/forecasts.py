@@ -98,9 +98,11 @@ def _check_ranges(
         if not 0 < low <= high <= 1:
             raise SpecbenchError(f"--{name} {low:g},{high:g}: invalid shares", "use 0 < LOW <= HIGH <= 1")
     if overhead_ms and not 0 <= overhead_ms[0] <= overhead_ms[1] <= MOST_MS:
-        raise SpecbenchError("--overhead-ms: invalid range", f"write run, or LOW,HIGH in 0 to {MOST_MS:,}")
+        what = f"--overhead-ms {overhead_ms[0]:g},{overhead_ms[1]:g}: invalid range"
+        raise SpecbenchError(what, f"use 0 <= LOW <= HIGH <= {MOST_MS:,}, or write run")
     if not 1 <= window[0] <= window[1] <= MOST_FACTOR:
-        raise SpecbenchError("--window-factor: invalid range", f"write LOW,HIGH in 1 to {MOST_FACTOR}")
+        what = f"--window-factor {window[0]:g},{window[1]:g}: invalid range"
+        raise SpecbenchError(what, f"use 1 <= LOW <= HIGH <= {MOST_FACTOR}")
 
 
 def _printed_lengths(table: Table, model: str | None) -> list[Accepted]:
@@ -173,9 +175,9 @@ def read_range(name: str, text: str) -> Range:
     try:
         low, high = [float(part) for part in (text if "," in text else f"{text},{text}").split(",")]
     except ValueError:
-        raise SpecbenchError(f"--{name} {text}: not a range", "write LOW,HIGH, for example 0.6,0.9") from None
+        raise SpecbenchError(f"--{name} {text}: not a range", "write two numbers: LOW,HIGH") from None
     if not (abs(low) < float("inf") and abs(high) < float("inf")):  # also false for NaN
-        raise SpecbenchError(f"--{name} {text}: not finite", "write LOW,HIGH, for example 0.6,0.9")
+        raise SpecbenchError(f"--{name} {text}: not finite", "write two numbers: LOW,HIGH")
     return low, high
 
 

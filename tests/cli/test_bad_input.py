@@ -103,6 +103,7 @@ BAD = [
     ("forecast gsd-1 --on A100 --batch 0", "at least 1", ""),
     ("forecast gsd-1 --on A100 --batch 100000", "at most 65,536", ""),
     ("forecast gsd-1 --on A100 --overhead-ms 1,1e9", "invalid range", ""),
+    ("forecast gsd-1 --on A100 --window-factor 0.9,1.2", "--window-factor 0.9,1.2: invalid range", "1 <= LOW"),
     ("forecast gsd-1 --on 'NVIDIA A100-60GB'", "unknown device", ""),
     ("forecast gsd-1 --on A100 --dtype int4", "--dtype int4", ""),
     ("forecast gsd-1 --on A100 --model lumena", "did you mean 'lumina'", ""),
