@@ -19,7 +19,7 @@ from torch.nn import functional
 from transformers import DynamicCache, LlamaConfig
 
 from specbench.errors import SpecbenchError, read_name
-from specbench.models.catalog import find_model
+from specbench.models.catalog import find_model, model_code
 from specbench.models.draft_head import EagleHead, eagle3_head_for, head_for, new_head, save_head
 from specbench.models.network_sizes import vertical_hidden
 from specbench.models.transformer.model import TransformerModel
@@ -33,6 +33,7 @@ from specbench.models.vertical_head import (
 )
 from specbench.runs.preparation import load_for_run
 from specbench.specs.run_spec import Compute
+from specbench.system.foreign_code import Code
 from specbench.system.torch_state import PinnedTorch
 from specbench.training.alignment import alignment, vertical_alignment
 from specbench.training.data import Examples, FeatureStore, check_counts, corpus
@@ -78,15 +79,18 @@ def train(
     plan: HeadPlan,
     data: Path | None = None,
     tell: Callable[[str, int, int, str], object] | None = None,
+    code: Code | None = None,
 ) -> nn.Module:
     """Train a head for `model` and store it in `out`; an interrupted training in `out` is resumed. `data`: run folder
-    with the target's images; None for the model's training data. `tell`: see `train_head`."""
+    with the target's images; None for the model's training data. `tell`: see `train_head`. `code`: code of a plug-in's
+    model."""
     tell = tell or (lambda *_: None)
     work = out / "training"
     record = {"model": model.weights_sha256, "data": str(data or ""), **asdict(plan)}
+    record |= {"model_code": code.digest} if code else {}
     plan_file = work / "plan.json"
     if plan_file.is_file() and json.loads(plan_file.read_text()) != record:
-        raise SpecbenchError(f"{out} contains an unfinished training with other settings", "choose another --out")
+        raise SpecbenchError(f"{out} contains an unfinished training of another model or with other settings", "choose another --out")
     images = corpus(model, plan.images, plan.seed, data)
     tapped = model.tapped(getattr(KINDS[plan.kind].untrained(model, plan.seed), "taps", ()))
     work.mkdir(parents=True, exist_ok=True)
@@ -186,7 +190,8 @@ def train_head(
         SpecbenchError: a number out of range, an unknown model, no training data, or a folder with another training.
     """
     plan = HeadPlan(images, epochs, batch, lr, seed=seed, kind=head_name(kind))
-    train(load_trainable(model, device, threads), Path(out), plan, Path(data) if data else None, tell)
+    target = load_trainable(model, device, threads)
+    train(target, Path(out), plan, Path(data) if data else None, tell, model_code(find_model(target.name)))
     return Path(out)
 
 

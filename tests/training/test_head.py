@@ -29,6 +29,7 @@ from specbench.models.transformer.model import Prefix
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
+from specbench.system.foreign_code import Code
 from specbench.training import head as training
 from specbench.training.alignment import alignment
 from specbench.training.data import Corpus, corpus
@@ -233,6 +234,8 @@ def test_training_reproduces_and_resumes_to_the_same_weights(model, tmp_path, mo
             train(model, tmp_path / "killed", PLAN, tell=kill)
     other = HeadPlan(images=24, epochs=6, batch=8, lr=1e-3, seed=4)
     refused("other settings", train, model, tmp_path / "killed", other)
+    edited = Code({"own": "0"})
+    refused("other settings", train, model, tmp_path / "killed", PLAN, code=edited)
     assert torch.equal(once, weights(train(model, tmp_path / "killed", PLAN)))
     log = [json.loads(line) for line in (tmp_path / "killed" / "loss.jsonl").read_text().splitlines()]
     assert [row["step"] for row in log] == list(range(1, 19))
