@@ -90,7 +90,8 @@ def train(
     record |= {"model_code": code.digest} if code else {}
     plan_file = work / "plan.json"
     if plan_file.is_file() and json.loads(plan_file.read_text()) != record:
-        raise SpecbenchError(f"{out} contains an unfinished training of another model or with other settings", "choose another --out")
+        what = f"{out} contains an unfinished training of another model or with other settings"
+        raise SpecbenchError(what, "choose another --out")
     images = corpus(model, plan.images, plan.seed, data)
     tapped = model.tapped(getattr(KINDS[plan.kind].untrained(model, plan.seed), "taps", ()))
     work.mkdir(parents=True, exist_ok=True)
