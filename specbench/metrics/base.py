@@ -316,6 +316,8 @@ def made_score(metric: Metric) -> Origin:
 def _origin(metric: Metric, identity: Mapping[str, str]) -> Origin:
     """Make an origin from an identity; add the GPU's arithmetic, and a plug-in's code, networks and reference."""
     facts = dict(identity)
+    if not all(isinstance(text, str) for text in (*facts, *facts.values())):
+        raise SpecbenchError(f"metric '{metric.name}': identity() must map texts to texts", f"it returned {facts}")
     if metric.settings.device.startswith("cuda"):  # older scores lack this fact: convolutions used TF32
         facts["float32"] = "without TF32"
     if metric.class_reference is not None:

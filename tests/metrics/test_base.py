@@ -1,11 +1,20 @@
 """Images are read by threads while the network works: in order, not too many at once, errors in their place."""
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
+from brightness import Brightness
+from refusals import refused
 
-from specbench.metrics.base import BATCHES_AHEAD, read_ahead
+from specbench.metrics.base import BATCHES_AHEAD, Settings, made_score, read_ahead
+
+
+@pytest.mark.parametrize("identity", [{"threshold": 0.5}, {"file": Path("net.pt")}, {1: "network"}])
+def test_an_identity_that_cannot_be_stored_as_texts_is_refused(identity, monkeypatch):
+    monkeypatch.setattr(Brightness, "identity", lambda self: identity)
+    refused(r"identity\(\) must map texts to texts", made_score, Brightness(Settings()))
 
 
 def test_items_and_errors_come_in_order_and_the_last_batch_is_short():
