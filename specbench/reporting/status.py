@@ -79,6 +79,7 @@ def _status(run: Run, ar_runs: Sequence[Run]) -> dict[str, Any]:
     over = over_ar(run, ar_runs)
     silent_s = _now() - _written(run.folder) if call.finished_at is None else None
     edited = [code_text(info)] if info.spec.decoder_code else []
+    edited += [f"model {code_text(info, 'model')}"] if info.spec.model_code else []
     left = max((call.wanted or 0) - len(rows), 0)
     return {
         "run_id": info.run_id,

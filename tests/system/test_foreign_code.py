@@ -257,6 +257,7 @@ def test_an_edited_decoder_and_an_edited_model_are_other_runs(place, cli):
     assert "the code of power has changed (power)" in errors and f"images stay in {old}" in " ".join(errors.split())
     rows = report_rows(find_runs("o"))
     assert [row.n for row in rows if row.decoder == "ar"] == [2]
+    assert all("model edited " in row["decoder"] for row in specbench.status("o"))
     labels = [row.label for row in rows if row.decoder == "power"]
     assert len(set(labels)) == 2 and all(label.startswith("power, edited ") for label in labels)
     (place / "power.py").unlink()
