@@ -94,13 +94,24 @@ def _check_ranges(
         raise SpecbenchError(f"--batch {batch}: must be at least 1 and at most {MOST_IMAGES:,}")
     if dtype not in (None, *DTYPES):
         raise SpecbenchError(f"--dtype {dtype}: unknown", f"valid: {', '.join(DTYPES)}")
-    for name, (low, high) in (("bandwidth-share", bandwidth), ("flops-share", flops)):
+    shares = {"bandwidth-share": bandwidth, "flops-share": flops}
+    for name, pair in (shares | {"overhead-ms": overhead_ms, "window-factor": window}).items():
+        numbers = isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(end, int | float) for end in pair)
+        if not numbers and (pair is not None or name != "overhead-ms"):
+            raise SpecbenchError(f"--{name} {pair!r:.50}: not a range", f"in Python: two numbers, {_example(name)}")
+    for name, (low, high) in shares.items():
         if not 0 < low <= high <= 1:
             raise SpecbenchError(f"--{name} {low:g},{high:g}: invalid shares", "use 0 < LOW <= HIGH <= 1")
     if overhead_ms and not 0 <= overhead_ms[0] <= overhead_ms[1] <= MOST_MS:
         raise SpecbenchError("--overhead-ms: invalid range", f"write run, or LOW,HIGH in 0 to {MOST_MS:,}")
     if not 1 <= window[0] <= window[1] <= MOST_FACTOR:
         raise SpecbenchError("--window-factor: invalid range", f"write LOW,HIGH in 1 to {MOST_FACTOR}")
+
+
+def _example(name: str) -> str:
+    defaults = {"bandwidth-share": BANDWIDTH, "flops-share": FLOPS, "window-factor": WINDOW}
+    low, high = defaults.get(name, OVERHEAD_MS)
+    return f"for example {low:g},{high:g}"
 
 
 def _printed_lengths(table: Table, model: str | None) -> list[Accepted]:
@@ -173,9 +184,9 @@ def read_range(name: str, text: str) -> Range:
     try:
         low, high = [float(part) for part in (text if "," in text else f"{text},{text}").split(",")]
     except ValueError:
-        raise SpecbenchError(f"--{name} {text}: not a range", "write LOW,HIGH, for example 0.6,0.9") from None
+        raise SpecbenchError(f"--{name} {text}: not a range", f"write LOW,HIGH, {_example(name)}") from None
     if not (abs(low) < float("inf") and abs(high) < float("inf")):  # also false for NaN
-        raise SpecbenchError(f"--{name} {text}: not finite", "write LOW,HIGH, for example 0.6,0.9")
+        raise SpecbenchError(f"--{name} {text}: not finite", f"write LOW,HIGH, {_example(name)}")
     return low, high
 
 
