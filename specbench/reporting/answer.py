@@ -267,8 +267,9 @@ def _untimed(rows: Sequence[ReportRow]) -> list[str]:
     decoded = [row for row in missing if not row.imported]  # times of other programs are not comparable
     if decoded and all(row.over_ar.baseline is None for row in missing):
         folder = decoded[0].folder
-        if all(row.over_ar.unlike_ar for row in missing) and any(row.is_ar for row in rows):
-            return [*sentences, "To compare: decode both in one command, with another --out."]  # AR has other settings
+        if any(row.is_ar for row in rows):  # AR has other settings, or lacks latencies or images in common
+            unlike = all(row.over_ar.unlike_ar for row in missing)
+            return [*sentences, *["To compare: decode both in one command, with another --out."] * unlike]
         sentences.append(f"To add AR: {read_info(folder).command('ar', folder.parent)}")
     return sentences
 

@@ -9,7 +9,7 @@ from synthetic import bare_row
 from specbench.reporting.answer import answer
 from specbench.reporting.columns import DECODER
 from specbench.reporting.compare import verdict
-from specbench.reporting.row import Compared, OverAR, Quoted, ShownAudit, ShownScore, Stalled
+from specbench.reporting.row import Compared, OverAR, OverFastest, Quoted, ShownAudit, ShownScore, Stalled
 from specbench.stats import Estimate
 
 
@@ -140,6 +140,12 @@ def test_scores_that_agree_image_by_image_are_no_open_question(monkeypatch):
     texts = answer([scored, row("predictive", 1.3, 1.2, 1.4)])
     assert "predictive (window 16) and AR have the same clip on every image." in texts
     assert any("aesthetic [" in text and "clip" not in text for text in texts)
+
+
+def test_a_batch_needs_no_advice_to_add_the_ar_that_is_there():
+    batched = replace(SJD, over_ar=OverAR(speedup_note="batch 4: latency is not measured"), over_fastest=OverFastest())
+    texts = answer([replace(AR, over_ar=OverAR(), over_fastest=OverFastest()), batched])
+    assert texts == ["No speed-up can be given: batch 4: latency is not measured."]
 
 
 def test_the_machine_is_remarked_upon():

@@ -278,7 +278,10 @@ def test_a_gate_stops_a_script_with_4(runs, cli, tmp_path):
     back = cli("compare", *ids[::-1], "--out", tmp_path, "--fail-if", "speedup < 0.98", "--json")
     assert back.code == 4 and "--fail-if 'speedup < 0.98' holds: speedup = 0.87" in back.err
     assert named(json.loads(back.out))["speedup"]["value"] < 0.98, "the numbers are printed all the same"
-    assert cli("compare", *ids, "--out", tmp_path, "--fail-if", "brightness.high>2").code == 4
+    bound = cli("compare", *ids, "--out", tmp_path, "--fail-if", "brightness.high>2")
+    assert bound.code == 4 and "holds: brightness.high = " in bound.err
+    close = Gate.parse("nfe>126.01")
+    refused("holds: nfe = 126.015625", close.check, [Compared("nfe", stats.Estimate(126.015625))])
     assert cli("compare", *ids, "--out", tmp_path, "--fail-if", "brightness<-1").code == 0
 
 
