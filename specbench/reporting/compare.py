@@ -276,6 +276,8 @@ def _without_interval(plain: Compared, paired: Compared) -> Compared:
 def _quality_row(a: Path, b: Path, score: Mapping[str, Any], settings: Settings | None) -> Compared:
     name, identity = str(score["metric"]), json.loads(score["identity"])
     if (stored := stored_difference(b, a, score)) is not None:
+        if not math.isfinite(stored[0].value):
+            return Compared(name, note="an image has an infinite value")
         return _difference(name, stats.difference_to_show(stored[0]), stored[1], score)
     reference = name if name in metric_catalog.metric_names() else identity.get("class")
     if reference is None:  # imported score

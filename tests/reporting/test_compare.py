@@ -272,6 +272,14 @@ def test_a_score_of_one_run_alone_names_that_run(tmp_path):
     assert named(compare_runs(a, twin))["brightness"]["note"] == f"scored only in {a}", "both have the same id"
 
 
+def test_a_score_with_an_infinite_image_is_not_tested(runs, monkeypatch):
+    infinite = stats.mean_difference([np.nan, *[1.0] * 8], range(9))  # inf - inf
+    assert infinite.p is infinite.low is stats.mean_difference([np.inf, *[1.0] * 8], range(9)).p is None
+    monkeypatch.setattr(compare, "stored_difference", lambda *_: (infinite, 9))
+    row = named(compare_runs(*runs))["brightness"]
+    assert row["value"] is row["p_holm"] is None and row["note"] == "an image has an infinite value"
+
+
 def test_a_gate_stops_a_script_with_4(runs, cli, tmp_path):
     ids = [folder.name for folder in runs]
     assert cli("compare", *ids, "--out", tmp_path, "--fail-if", "speedup<0.98").code == 0
