@@ -33,7 +33,8 @@ from specbench.system.foreign_code import code_of, edited_text
 from specbench.system.plugins import is_reference
 
 FEW_NOTE = f"too few prompts for an interval or a p-value (fewer than {FEW_UNITS})"
-"""Note on a number whose interval is omitted."""
+FEW_IMAGES_NOTE = "too few images for an interval"  # not more images than features
+"""Notes on a number whose interval is omitted."""
 OTHER_CAPTIONS = "no images of the same captions: the runs share only the ids of their prompts"
 _NO_NUMBER = "run B has no single number of this name"
 _UNPAIRED = "no paired difference is defined for this metric"
@@ -263,7 +264,7 @@ def _plain_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> Com
     if not whole or any(score["low"] is not None or score["value"] is None for score in (mine, theirs)):
         return None
     gap = stats.Estimate(theirs["value"] - mine["value"])
-    return Compared(str(mine["metric"]), gap, n=mine["n"], note="too few images for an interval")
+    return Compared(str(mine["metric"]), gap, n=mine["n"], note=FEW_IMAGES_NOTE)
 
 
 def _without_interval(plain: Compared, paired: Compared) -> Compared:
@@ -303,7 +304,8 @@ def _quality_row(a: Path, b: Path, score: Mapping[str, Any], settings: Settings 
 
 def _difference(name: str, estimate: stats.Difference, n: int, score: Mapping[str, Any]) -> Compared:
     needed = None if score["value"] is None else stats.prompts_needed(estimate.spread, CHANGE * score["value"])
-    return Compared(name, estimate, estimate.p, None, n, needed, None if estimate.low is not None else FEW_NOTE)
+    few = FEW_IMAGES_NOTE if score["kind"] == "distance" and n >= FEW_UNITS else FEW_NOTE
+    return Compared(name, estimate, estimate.p, None, n, needed, None if estimate.low is not None else few)
 
 
 def _name(folder: Path, other: Path) -> str:

@@ -272,6 +272,15 @@ def test_a_score_of_one_run_alone_names_that_run(tmp_path):
     assert named(compare_runs(a, twin))["brightness"]["note"] == f"scored only in {a}", "both have the same id"
 
 
+def test_a_distance_over_eight_prompts_has_too_few_images_not_prompts(tmp_path, monkeypatch):
+    monkeypatch.setattr(Brightness, "kind", "distance")
+    a, b = (
+        pictured(tmp_path, spec, images, range(8)) for spec, images in ((AR, synthetic.ar(8)), (SJD, synthetic.sjd(8)))
+    )
+    monkeypatch.setattr(compare, "stored_difference", lambda *_: (stats.Difference(6.0, None, None, prompts=8), 8))
+    assert named(compare_runs(a, b))["brightness"]["note"] == "too few images for an interval"
+
+
 def test_a_score_with_an_infinite_image_is_not_tested(runs, monkeypatch):
     infinite = stats.mean_difference([np.nan, *[1.0] * 8], range(9))  # inf - inf
     assert infinite.p is infinite.low is stats.mean_difference([np.inf, *[1.0] * 8], range(9)).p is None
