@@ -86,8 +86,7 @@ def _column_costs() -> list[float]:
 
 
 def _free_window() -> float:
-    cost = _first_page("runs.zip")["vertical siblings=1"].over_ar
-    return cost.step_ratio / cost.overhead
+    return _first_page("runs.zip")["vertical siblings=1"].over_ar.equal_forwards
 
 
 def _eager_over_compiled() -> float:

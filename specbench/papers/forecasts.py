@@ -94,7 +94,12 @@ def _check_ranges(
         raise SpecbenchError(f"--batch {batch}: must be at least 1 and at most {MOST_IMAGES:,}")
     if dtype not in (None, *DTYPES):
         raise SpecbenchError(f"--dtype {dtype}: unknown", f"valid: {', '.join(DTYPES)}")
-    for name, (low, high) in (("bandwidth-share", bandwidth), ("flops-share", flops)):
+    shares = {"bandwidth-share": bandwidth, "flops-share": flops}
+    for name, pair in (shares | {"overhead-ms": overhead_ms, "window-factor": window}).items():
+        numbers = isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(end, int | float) for end in pair)
+        if not numbers and (pair is not None or name != "overhead-ms"):
+            raise SpecbenchError(f"--{name} {pair!r:.50}: not a range", "in Python: two numbers")
+    for name, (low, high) in shares.items():
         if not 0 < low <= high <= 1:
             raise SpecbenchError(f"--{name} {low:g},{high:g}: invalid shares", "use 0 < LOW <= HIGH <= 1")
     if overhead_ms and not 0 <= overhead_ms[0] <= overhead_ms[1] <= MOST_MS:

@@ -22,7 +22,8 @@ PAPER, HERE, OWN, INTERVAL, DIFFERENCE = "paper", "here", "own", "95 %", "diff."
 OWN_ROWS = f"Rows marked {OWN} are not in the paper: they were added here and measured like the other rows."
 BOLD = (
     "Bold: printed values that are bold in the paper (if its text marks them), and the best measured value of a group "
-    f"and column, if its difference from AR is real. {RULE}"
+    "and column, if its difference from AR is real. Only the speed-up and scores other than distances to "
+    f"reference images are tested; other measured values are never bold. {RULE}"
 )
 LEGEND = "A difference marked * is real: the paper's value lies outside the measured 95 % interval."
 CELL_NUMBERS = ("paper", "spread", "measured", "low", "high", "difference")

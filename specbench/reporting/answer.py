@@ -204,16 +204,16 @@ def _other_calls(timed: Sequence[ReportRow]) -> list[str]:
 
 def _free_window(row: ReportRow) -> str | None:
     """Predict the speed-up if a wide forward took as long as a forward of a single token; None if it nearly does."""
-    cost, steps, overhead = row.over_ar.window_cost, row.over_ar.step_ratio, row.over_ar.overhead
+    cost, speed = row.over_ar.window_cost, row.over_ar.equal_forwards
     nfe, tokens = row.number("nfe"), row.number("tokens_per_step")
-    if not cost or cost <= _COSTLY_WINDOW or not steps or not overhead or not nfe or not tokens:
+    if not cost or cost <= _COSTLY_WINDOW or not speed or not nfe or not tokens:
         return None
     length = round(nfe.value * tokens.value)  # number of tokens of an image, which limits the window
     window = window_of(row.options)
     fed = columns_fed({**row.options, "window": min(window, length)}) if window else "several"
     return (
         f"A target forward of {fed} tokens takes {number(cost)} times as long as a forward of a single token here. If "
-        f"both cost the same, {row.label} would be {number(steps / overhead)} times as fast as AR."
+        f"both cost the same, and all other times stayed, {row.label} would be {number(speed)} times as fast as AR."
     )
 
 
@@ -267,8 +267,9 @@ def _untimed(rows: Sequence[ReportRow]) -> list[str]:
     decoded = [row for row in missing if not row.imported]  # times of other programs are not comparable
     if decoded and all(row.over_ar.baseline is None for row in missing):
         folder = decoded[0].folder
-        if all(row.over_ar.unlike_ar for row in missing) and any(row.is_ar for row in rows):
-            return [*sentences, "To compare: decode both in one command, with another --out."]  # AR has other settings
+        if any(row.is_ar for row in rows):  # AR has other settings, or lacks latencies or images in common
+            unlike = all(row.over_ar.unlike_ar for row in missing)
+            return [*sentences, *["To compare: decode both in one command, with another --out."] * unlike]
         sentences.append(f"To add AR: {read_info(folder).command('ar', folder.parent)}")
     return sentences
 

@@ -215,8 +215,8 @@ def sweep_chart(option: str, curves: Sweep, marks: Marks) -> Chart:
             dashed.append({"x": x, "y": steps, "run": name, "told": tip})
     return _chart(
         f"Sweep of {option}",
-        "Solid: speed-up over AR, with 95 % intervals. Dashed: steps saved, which would be the speed-up if a wide "
-        "forward took as long as a forward of one token.",
+        "Solid: speed-up over AR, with 95 % intervals. Dashed: steps saved, which would be the speed-up if a step, "
+        "with drafting and verification, took as long as a step of AR.",
         {
             "x": {"label": option, **({"type": "point"} if text else {})},
             "y": {"label": "times AR", "grid": True, "nice": True},

@@ -33,7 +33,8 @@ from specbench.system.foreign_code import code_of, edited_text
 from specbench.system.plugins import is_reference
 
 FEW_NOTE = f"too few prompts for an interval or a p-value (fewer than {FEW_UNITS})"
-"""Note on a number whose interval is omitted."""
+FEW_IMAGES_NOTE = "too few images for an interval"  # not more images than features
+"""Notes on a number whose interval is omitted."""
 OTHER_CAPTIONS = "no images of the same captions: the runs share only the ids of their prompts"
 _NO_NUMBER = "run B has no single number of this name"
 _UNPAIRED = "no paired difference is defined for this metric"
@@ -263,7 +264,7 @@ def _plain_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> Com
     if not whole or any(score["low"] is not None or score["value"] is None for score in (mine, theirs)):
         return None
     gap = stats.Estimate(theirs["value"] - mine["value"])
-    return Compared(str(mine["metric"]), gap, n=mine["n"], note="too few images for an interval")
+    return Compared(str(mine["metric"]), gap, n=mine["n"], note=FEW_IMAGES_NOTE)
 
 
 def _without_interval(plain: Compared, paired: Compared) -> Compared:
@@ -276,6 +277,8 @@ def _without_interval(plain: Compared, paired: Compared) -> Compared:
 def _quality_row(a: Path, b: Path, score: Mapping[str, Any], settings: Settings | None) -> Compared:
     name, identity = str(score["metric"]), json.loads(score["identity"])
     if (stored := stored_difference(b, a, score)) is not None:
+        if not math.isfinite(stored[0].value):
+            return Compared(name, note="an image has an infinite value")
         return _difference(name, stats.difference_to_show(stored[0]), stored[1], score)
     reference = name if name in metric_catalog.metric_names() else identity.get("class")
     if reference is None:  # imported score
@@ -301,7 +304,8 @@ def _quality_row(a: Path, b: Path, score: Mapping[str, Any], settings: Settings 
 
 def _difference(name: str, estimate: stats.Difference, n: int, score: Mapping[str, Any]) -> Compared:
     needed = None if score["value"] is None else stats.prompts_needed(estimate.spread, CHANGE * score["value"])
-    return Compared(name, estimate, estimate.p, None, n, needed, None if estimate.low is not None else FEW_NOTE)
+    few = FEW_IMAGES_NOTE if score["kind"] == "distance" and n >= FEW_UNITS else FEW_NOTE
+    return Compared(name, estimate, estimate.p, None, n, needed, None if estimate.low is not None else few)
 
 
 def _name(folder: Path, other: Path) -> str:
@@ -354,7 +358,9 @@ class Gate:
             if value is None or math.isnan(value):
                 raise SpecbenchError(f"--fail-if '{self.text}' cannot be evaluated: {row.note or f'no {self.field}'}")
             if _SIGNS[self.sign](value, self.bound):
-                raise SpecbenchError(f"--fail-if '{self.text}' holds: {self.name} = {value:.4g}", exit_code=GATE)
+                name = self.name if self.field == "value" else f"{self.name}.{self.field}"
+                shown = f"{value:.4g}" if _SIGNS[self.sign](float(f"{value:.4g}"), self.bound) else str(value)
+                raise SpecbenchError(f"--fail-if '{self.text}' holds: {name} = {shown}", exit_code=GATE)
 
 
 def verdict(rows: Sequence[Compared]) -> str:
@@ -381,7 +387,7 @@ def verdict(rows: Sequence[Compared]) -> str:
 
 
 def _told(row: Compared, estimate: stats.Estimate) -> str:
-    value, interval = _value(row.name, estimate.value), bracketed(estimate, _digits(row.name))
+    value, interval = _value(row, estimate.value), bracketed(estimate, _digits(row))
     if row.name == "speedup":
         return f"B is {'faster' if estimate.value > 1 else 'slower'} than A: {value} times as fast{interval}"
     favours = "better" if estimate.value * SIGNS[row.better] > 0 else "worse"
@@ -396,7 +402,7 @@ def _open(row: Compared, estimate: stats.Estimate, tests: int) -> str:
     if low is not None and high is not None and row.p_holm is not None and not low <= none <= high:
         corrected = f"; p = {_p(row.p_holm)}"
         corrected += f" after correction for {tests} scores" if name != "speed" and tests > 1 else ""
-    return f"{name} ({_value(row.name, estimate.value)}{bracketed(estimate, _digits(row.name))}{corrected})"
+    return f"{name} ({_value(row, estimate.value)}{bracketed(estimate, _digits(row))}{corrected})"
 
 
 def directions(a: str, b: str) -> list[str]:
@@ -413,8 +419,8 @@ def comparison_lines(rows: Sequence[Compared]) -> list[tuple[str, ...]]:
     return [
         (
             _title(row),
-            _value(row.name, row.estimate.value),
-            bounds(row.estimate, _digits(row.name)) or (TOO_FEW if FEW_NOTE in (row.note or "") else MISSING),
+            _value(row, row.estimate.value),
+            bounds(row.estimate, _digits(row)) or (TOO_FEW if FEW_NOTE in (row.note or "") else MISSING),
             _p(row.p_holm),
             str(row.n or MISSING),
             f"{row.prompts_needed:,}" if row.prompts_needed else MISSING,
@@ -443,13 +449,14 @@ def _title(row: Compared) -> str:
     return _NAMES.get(row.name, f"{row.name} {ARROWS[row.better]}")
 
 
-def _value(name: str, value: float) -> str:
-    whole = name.endswith("_ms") and value >= 100
-    return number(value, 0 if whole else 2) if name in _NAMES else f"{value:+,.3f}"
+def _value(row: Compared, value: float) -> str:
+    return number(value, _digits(row)) if row.name in _NAMES else f"{value:+,.3f}"
 
 
-def _digits(name: str) -> int:
-    return 2 if name in _NAMES else 3
+def _digits(row: Compared) -> int:
+    """Return the decimals of a number and its bounds."""
+    whole = row.name.endswith("_ms") and (row.value or 0) >= 100
+    return 0 if whole else 2 if row.name in _NAMES else 3
 
 
 def _p(p: float | None) -> str:

@@ -275,7 +275,7 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
         if any(setting.factors(usual_columns(length.decoder, model)) != (1, 1) for length in accepted):
             lines.append(
                 f"A forward of several columns takes {_span(*setting.window)} times as long as its bytes and "
-                "operations predict, compared with AR's; an H100 and an H200 took 1.08 to 1.22 times."
+                "operations predict, compared with AR's; up to 64 columns, an H100 and an H200 took 1.08 to 1.18 times."
             )
         lines.append("Steps are compiled; eager steps take several times as long on a GPU, which waits for the host.")
     if any(length.decoder.head_kind == "eagle" for length in accepted):

@@ -233,6 +233,7 @@ def over_ar(run: Run, ar_runs: Sequence[Run]) -> OverAR:
     return OverAR(
         _shown(result), result.p, result.steps, result.window_cost, result.overhead, result.end_to_end, result.pairs,
         ar.info.run_id, comparability.decoded_apart(run, ar), ar.folder, eager_ar(ar), partial,
+        equal_forwards=result.equal_forwards,
     )  # fmt: skip
 
 

@@ -116,6 +116,7 @@ class OverAR(Part):
     eager_ar: str | None = None  # warning that the AR run was not compiled
     speedup_note: str | None = None
     unlike_ar: bool = False  # whether the only stored AR runs differ in settings or versions; not in reports
+    equal_forwards: float | None = None  # see `specbench.stats.speed.equal_forwards`; not in reports
 
 
 @dataclass(frozen=True)
@@ -287,7 +288,7 @@ def record(row: ReportRow) -> dict[str, object]:
     means = {name: row.number(name) for name in MEANS}
     bounds = {name: [mean.low, mean.high] for name, mean in means.items() if mean and mean.low is not None}
     values = {**row.by_key, "intervals": bounds}
-    del values["ar_folder"], values["unlike_ar"]
+    del values["ar_folder"], values["unlike_ar"], values["equal_forwards"]
     ordered = {key: values[key] for key in sorted(values, key=lambda key: _PLACES.get(key, len(KEYS)))}
     return {key: value for key, value in _by_key(ordered).items() if value is not None or key not in _RARE}
 

@@ -166,7 +166,7 @@ def mean_difference(gaps: Sequence[float], clusters: Sequence[Hashable], value: 
     `clusters`: prompt of each image. A given `value` replaces the mean; `gaps` are then influences on it."""
     mean, error, n = clustered_mean(gaps, clusters)
     value = mean if value is None else value
-    if error is None:
+    if error is None or not math.isfinite(mean):  # pandas' sums of NaN would give an error of 0 and p = 0
         return Difference(value, None, None, prompts=n)
     half = float(stdtrit(n - 1, UPPER_QUANTILE)) * error
     p = float(2 * stdtr(n - 1, -abs(value) / error)) if error else float(value == 0)
@@ -252,7 +252,9 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> tup
     """Return the mean, its cluster-robust standard error (None for a single cluster), and the number of clusters."""
     each = np.asarray(values, dtype=np.float64)
     mean = float(each.mean())
-    sums = pd.Series(each - mean).groupby(_keys(clusters), sort=False).sum().to_numpy()
+    with np.errstate(invalid="ignore"):  # inf - inf
+        gaps = each - mean
+    sums = pd.Series(gaps).groupby(_keys(clusters), sort=False).sum().to_numpy()
     n = len(sums)
     return mean, None if n < 2 else math.sqrt(n / (n - 1) * np.square(sums).sum()) / len(each), n
 

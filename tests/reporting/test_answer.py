@@ -9,14 +9,14 @@ from synthetic import bare_row
 from specbench.reporting.answer import answer
 from specbench.reporting.columns import DECODER
 from specbench.reporting.compare import verdict
-from specbench.reporting.row import Compared, OverAR, Quoted, ShownAudit, ShownScore, Stalled
+from specbench.reporting.row import Compared, OverAR, OverFastest, Quoted, ShownAudit, ShownScore, Stalled
 from specbench.stats import Estimate
 
 
 def row(label, speedup=None, low=None, high=None, lossless=True, quoted=None, window_cost=1.0, p=None, **more):
     p = p if p or low is None else 0.4 if low <= 1 <= high else 0.01
     total = None if speedup is None else Estimate(speedup, low, high)
-    over = OverAR(total, p, 2.0, window_cost, 1.25, None, 9, "m-ar", ar_folder=Path("m-ar"))
+    over = OverAR(total, p, 2.0, window_cost, 1.25, None, 9, "m-ar", ar_folder=Path("m-ar"), equal_forwards=1.4)
     quoted = quoted or (total and Quoted(total, p, 9, "m-ar", "float32, 1 thread", None))
     usual = {"run_id": f"m-{label}", "folder": Path(f"nowhere/m-{label}"), "options": {"window": 16}, "n": 9}
     usual |= {"latency_ms": Estimate(400.0, None, None), "latency_p50_ms": Estimate(300.0, None, None)}
@@ -79,7 +79,7 @@ SENTENCES = {
         ["^jacobi (window 16) is the fastest lossless decoder",
          "The speed-up of sjd (window 16) is meaningless: its forwards took 0.49 times"],
     ),
-    "a window that is not free": ([row("sjd", 1.1, 1.0, 1.2, window_cost=1.5)], ["sjd would be 1.60 times"]),
+    "a window that is not free": ([row("sjd", 1.1, 1.0, 1.2, window_cost=1.5)], ["sjd would be 1.40 times"]),
     "an image has no more": (
         [row("sjd", 1.1, 1.0, 1.2, window_cost=1.5, options={"window": 4000})], ["A target forward of 256 tokens"]
     ),
@@ -140,6 +140,12 @@ def test_scores_that_agree_image_by_image_are_no_open_question(monkeypatch):
     texts = answer([scored, row("predictive", 1.3, 1.2, 1.4)])
     assert "predictive (window 16) and AR have the same clip on every image." in texts
     assert any("aesthetic [" in text and "clip" not in text for text in texts)
+
+
+def test_a_batch_needs_no_advice_to_add_the_ar_that_is_there():
+    batched = replace(SJD, over_ar=OverAR(speedup_note="batch 4: latency is not measured"), over_fastest=OverFastest())
+    texts = answer([replace(AR, over_ar=OverAR(), over_fastest=OverFastest()), batched])
+    assert texts == ["No speed-up can be given: batch 4: latency is not measured."]
 
 
 def test_the_machine_is_remarked_upon():

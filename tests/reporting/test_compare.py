@@ -272,13 +272,33 @@ def test_a_score_of_one_run_alone_names_that_run(tmp_path):
     assert named(compare_runs(a, twin))["brightness"]["note"] == f"scored only in {a}", "both have the same id"
 
 
+def test_a_distance_over_eight_prompts_has_too_few_images_not_prompts(tmp_path, monkeypatch):
+    monkeypatch.setattr(Brightness, "kind", "distance")
+    a, b = (
+        pictured(tmp_path, spec, images, range(8)) for spec, images in ((AR, synthetic.ar(8)), (SJD, synthetic.sjd(8)))
+    )
+    monkeypatch.setattr(compare, "stored_difference", lambda *_: (stats.Difference(6.0, None, None, prompts=8), 8))
+    assert named(compare_runs(a, b))["brightness"]["note"] == "too few images for an interval"
+
+
+def test_a_score_with_an_infinite_image_is_not_tested(runs, monkeypatch):
+    infinite = stats.mean_difference([np.nan, *[1.0] * 8], range(9))  # inf - inf
+    assert infinite.p is infinite.low is stats.mean_difference([np.inf, *[1.0] * 8], range(9)).p is None
+    monkeypatch.setattr(compare, "stored_difference", lambda *_: (infinite, 9))
+    row = named(compare_runs(*runs))["brightness"]
+    assert row["value"] is row["p_holm"] is None and row["note"] == "an image has an infinite value"
+
+
 def test_a_gate_stops_a_script_with_4(runs, cli, tmp_path):
     ids = [folder.name for folder in runs]
     assert cli("compare", *ids, "--out", tmp_path, "--fail-if", "speedup<0.98").code == 0
     back = cli("compare", *ids[::-1], "--out", tmp_path, "--fail-if", "speedup < 0.98", "--json")
     assert back.code == 4 and "--fail-if 'speedup < 0.98' holds: speedup = 0.87" in back.err
     assert named(json.loads(back.out))["speedup"]["value"] < 0.98, "the numbers are printed all the same"
-    assert cli("compare", *ids, "--out", tmp_path, "--fail-if", "brightness.high>2").code == 4
+    bound = cli("compare", *ids, "--out", tmp_path, "--fail-if", "brightness.high>2")
+    assert bound.code == 4 and "holds: brightness.high = " in bound.err
+    close = Gate.parse("nfe>126.01")
+    refused("holds: nfe = 126.015625", close.check, [Compared("nfe", stats.Estimate(126.015625))])
     assert cli("compare", *ids, "--out", tmp_path, "--fail-if", "brightness<-1").code == 0
 
 

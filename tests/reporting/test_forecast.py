@@ -112,7 +112,7 @@ def measured_windows():
 
 
 def test_the_assumed_factor_of_a_window_includes_what_gpus_took():
-    measured = list(measured_windows())
+    measured, factors = list(measured_windows()), []
     assert len({device for device, _, _ in measured}) >= 2
     for device, window, cost in measured:
         reached = {"bandwidth": BANDWIDTH, "flops": FLOPS, "window": WINDOW, "peak": peak_of(device, "bfloat16")}
@@ -122,6 +122,9 @@ def test_the_assumed_factor_of_a_window_includes_what_gpus_took():
         (row,) = forecast_rows([sjd], dataclasses.replace(setting(), **reached | {"window": (1.0, 1.0)}))
         if window <= 64:  # above, arithmetic may take longer than memory
             assert cost > 1.05 * row["window_cost_high"], "without the factor, every measurement is outside"
+            factors.append(cost / row["window_cost_high"])
+    (row,) = forecast_rows([SJD], dataclasses.replace(setting(), window=WINDOW))
+    assert f"took {min(factors):.2f} to {max(factors):.2f} times" in " ".join(row["assumptions"])
 
 
 def test_a_decoder_of_image_rows_feeds_as_many_rows_as_are_active_at_equal_rates():
@@ -163,6 +166,12 @@ def test_a_run_brings_its_own_overhead_if_asked(cli, tmp_path):
         assert [row["decoder"] for row in specbench.forecast("A100", named, "lumina", tmp_path)] == ["ar"]
     refused("the list is empty", specbench.forecast, "A100", [], "lumina", tmp_path)
     refused("--overhead-ms run needs runs", specbench.forecast, "A100", "gsd-1", "lumina", overhead_ms=None)
+
+
+@pytest.mark.parametrize("name", ["bandwidth", "flops", "overhead_ms", "window"])
+@pytest.mark.parametrize("value", [(1.0,), (1, 1, 1), "1,1", 1.0, ()], ids=repr)
+def test_a_range_that_is_not_two_numbers_is_refused(name, value):
+    refused("not a range", specbench.forecast, "A100", "gsd-1", **{name: value})
 
 
 def test_printed_steps_and_a_device_given_by_its_rates(cli):

@@ -58,6 +58,7 @@ def test_the_speed_up_is_a_ratio_of_totals_over_pairs_and_of_ar_against_itself_o
     assert result.steps == pytest.approx(12 / 7)
     assert result.window_cost == pytest.approx(1.5)
     assert result.overhead == pytest.approx((122 / 105) / (135 / 120))
+    assert result.equal_forwards == pytest.approx(135 / (7 * 120 / 12 + 122 - 105)), "only the forwards get faster"
     assert result.end_to_end == pytest.approx(3 * 47 / (37 + 37 + 54))
     assert result.total.low <= result.total.value <= result.total.high
     result = stats.speed_up(frame(ar()), frame(ar()))
