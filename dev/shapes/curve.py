@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from dev.shapes.sample import TRIAL
 from dev.shapes.train_ar import TrainingPlan
 from specbench.models.shapes.scene import CATEGORIES
-from specbench.stats import Estimate, mean_of_estimates, proportion_interval
+from specbench.stats import Estimate, mean_of_proportions
 
 TARGET = 0.80
 
@@ -30,7 +30,7 @@ def small_estimate(row: Mapping[str, float], prompts: int = TrainingPlan.prompts
     """The detector's score of a row of the log, over equally many prompts of each category."""
     each = prompts // len(CATEGORIES)
     hits = [round(row[name] * each) for name in CATEGORIES]
-    return mean_of_estimates([proportion_interval([1] * k + [0] * (each - k), range(each)) for k in hits])
+    return mean_of_proportions([([1] * k + [0] * (each - k), range(each)) for k in hits])
 
 
 def panels(figure: Figure, evaluations: Sequence[Mapping], rates: Sequence[Mapping], scores: Sequence[Mapping]) -> None:

@@ -21,7 +21,7 @@ from specbench.models.shapes.network import WEIGHTS, ShapesNetwork, load_network
 from specbench.models.shapes.scene import CATEGORIES, TEXTURES, SceneRequest, describe, realize, sample_request
 from specbench.models.shapes.tokenizer import ShapesTokenizer
 from specbench.specs.run_spec import Sampling
-from specbench.stats import mean_of_estimates, proportion_interval
+from specbench.stats import mean_of_proportions, proportion_interval
 
 CELL = 128
 LABEL = 30
@@ -33,8 +33,11 @@ def estimates(requests: list[SceneRequest], images: Tensor, clusters: list[str])
     for request, image, cluster in zip(requests, images, clusters, strict=True):
         verdict = judge(request, detect(image.permute(1, 2, 0).numpy()))
         groups[request.category].append((float(verdict.correct), cluster))
-    parts = {name: proportion_interval(*zip(*rows, strict=True)) for name, rows in sorted(groups.items())}
-    overall = mean_of_estimates([parts[name] for name in parts if name in CATEGORIES] or list(parts.values()))
+    columns = {name: tuple(zip(*rows, strict=True)) for name, rows in sorted(groups.items())}
+    parts = {name: proportion_interval(*rows) for name, rows in columns.items()}
+    overall = mean_of_proportions(
+        [rows for name, rows in columns.items() if name in CATEGORIES] or list(columns.values())
+    )
     counts = {name: len(rows) for name, rows in groups.items()} | {"overall": len(requests)}
     rounded = {n: {k: round(v, 4) for k, v in vars(e).items()} for n, e in {"overall": overall, **parts}.items()}
     return {name: {**values, "n": counts[name]} for name, values in rounded.items()}

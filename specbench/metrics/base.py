@@ -31,7 +31,7 @@ from specbench.stats import (
     Estimate,
     mean_difference,
     mean_interval,
-    mean_of_estimates,
+    mean_of_proportions,
     proportion_interval,
 )
 from specbench.system.digests import digest_of
@@ -253,11 +253,13 @@ def mean_score(name: str, rows: pd.DataFrame, column: str, interval: Callable[..
 
 def category_scores(name: str, rows: pd.DataFrame, column: str) -> list[Score]:
     """Compute scores from verdicts: first the unweighted mean over categories, then the proportion per category."""
-    parts = part_scores(name, rows, "category", column, proportion_interval)
+    parts, kept = part_scores(name, rows, "category", column, proportion_interval), rows.dropna(subset=column)
     if not parts:
         return []
-    n, prompts = sum(part.n for part in parts), rows.dropna(subset=column)["prompt_id"].nunique()
-    return [Score(name, mean_of_estimates([part.estimate for part in parts]), n, None, prompts), *parts]
+    whole = mean_of_proportions(
+        [(part[column], part["prompt_id"]) for _, part in kept.groupby("category", dropna=False)]
+    )
+    return [Score(name, whole, sum(part.n for part in parts), None, kept["prompt_id"].nunique()), *parts]
 
 
 def column_difference(

@@ -237,7 +237,8 @@ def pooled_score(folders: Sequence[Path], score: Mapping[str, object]) -> Estima
 
 def scores_are_current(folder: Path, metric: Metric, images: pd.DataFrame) -> bool:
     """Return whether the stored scores are of exactly these `images`, so that they need not be computed again
-    (distances take minutes). Scores that an older version stored as NaN instead of null are not current."""
+    (distances take minutes). Scores that an older version stored as NaN instead of null are not current. Means of
+    proportions are never current: they take milliseconds, and older versions stored other bounds."""
     path = _scores_file(folder, metric)
     try:
         rows = pq.ParquetFile(pa.BufferReader(read_regular(path, _MAX_BYTES))).read().to_pylist()
@@ -247,6 +248,8 @@ def scores_are_current(folder: Path, metric: Metric, images: pd.DataFrame) -> bo
     newest = max((part.stat().st_mtime_ns for part in parts), default=0)
     if not rows or any(rows[0].get(name) not in (None, fact) for name, fact in _declared(metric).items()):
         return False  # a notebook may have changed the direction of its class
+    if metric.kind == "proportions":
+        return False
     whole = all("cut" in row and row.get("value") == row.get("value") for row in rows)
     return whole and all(row.get("images") == len(images) for row in rows) and path.stat().st_mtime_ns > newest
 

@@ -435,7 +435,7 @@ def _summary(score: ShownScore, bounded: Kind | None) -> str:
     metric = score.metric
     interval = ", with 95 % confidence interval" if bounded else ""
     if bounded == "proportions":
-        interval += " (parts: Wilson, effective n from the variance over prompts with divisor n - 1; combined by MOVER)"
+        interval += " (Wilson, effective n from the variance over prompts with divisor n - 1)"
     try:
         return f"{metric}: {metric_catalog.metric_summary(metric)}{interval}."
     except SpecbenchError:

@@ -112,11 +112,24 @@ def mean_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> Esti
 
 def proportion_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
     """Proportion of ones with its 95 % Wilson interval, with sample size corrected for images of the same prompt."""
-    values = np.asarray(values, dtype=np.float64)
     share, error, prompts = clustered_mean(values, clusters)
-    if error is None:
+    return Estimate(share) if error is None else _wilson(share, error, len(values), prompts)
+
+
+def mean_of_proportions(parts: Sequence[tuple[Sequence[float], Sequence[Hashable]]]) -> Estimate:
+    """Unweighted mean of the proportions of ones in independent parts (values and clusters each), with its 95 %
+    interval: Wilson's, for the sample size that gives a proportion the same standard error."""
+    shares, errors, prompts = zip(*(clustered_mean(*part) for part in parts), strict=True)
+    share = sum(shares) / len(parts)
+    if None in errors:
         return Estimate(share)
-    n = min(float(len(values)), share * (1 - share) / error**2) if error > 0 else float(prompts)
+    return _wilson(share, math.hypot(*errors) / len(parts), sum(len(values) for values, _ in parts), sum(prompts))
+
+
+def _wilson(share: float, error: float, images: int, prompts: int) -> Estimate:
+    """Wilson's interval for a share with the given standard error; `images` limits the effective sample size, and
+    `prompts` replaces it if the error is 0."""
+    n = min(float(images), share * (1 - share) / error**2) if error > 0 else float(prompts)
     z = float(ndtri(UPPER_QUANTILE))
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n * n))
@@ -148,17 +161,6 @@ def _independent(ones: pd.Series, clusters: pd.Series) -> float:
         return prompts
     n, t = len(ones), stdtrit([len(ones) - 1, prompts - 1], UPPER_QUANTILE)
     return min(float(n), round(float(t[0] / t[1]) ** 2 * n / (n - 1) * share * (1 - share) / error**2, 6))
-
-
-def mean_of_estimates(parts: Sequence[Estimate]) -> Estimate:
-    """Compute the unweighted mean of independent estimates, with its MOVER interval."""
-    value = float(np.mean([part.value for part in parts]))
-    bounded = [(part.value, part.low, part.high) for part in parts if part.low is not None and part.high is not None]
-    if len(bounded) < len(parts):
-        return Estimate(value)
-    below = math.sqrt(sum((middle - low) ** 2 for middle, low, _ in bounded)) / len(parts)
-    above = math.sqrt(sum((high - middle) ** 2 for middle, _, high in bounded)) / len(parts)
-    return Estimate(value, value - below, value + above)
 
 
 def mean_difference(gaps: Sequence[float], clusters: Sequence[Hashable], value: float | None = None) -> Difference:

@@ -204,10 +204,14 @@ def test_the_proportion_interval_is_wilsons_without_clusters():
 
 
 def test_the_overall_interval_is_narrower_than_its_parts():
-    part = Estimate(0.5, 0.4, 0.7)
-    result = stats.mean_of_estimates([part] * 4)
-    assert (result.value, result.low, result.high) == pytest.approx((0.5, 0.5 - 0.1 / 2, 0.5 + 0.2 / 2))
-    assert stats.mean_of_estimates([part, Estimate(1.0, None, None)]).low is None
+    part = ([1] * 8 + [0] * 2, range(10))
+    alone, whole = stats.proportion_interval(*part), stats.mean_of_proportions([part] * 4)
+    assert stats.mean_of_proportions([part]) == alone
+    n, z = 4 * 9, 1.959964  # variance with divisor n - 1
+    centre, half = 0.8 + z**2 / (2 * n), z * math.sqrt(0.16 / n + z**2 / (4 * n**2))
+    expected = ((centre - half) / (1 + z**2 / n), (centre + half) / (1 + z**2 / n))
+    assert whole.value == 0.8 and (whole.low, whole.high) == pytest.approx(expected, abs=1e-6)
+    assert stats.mean_of_proportions([part, ([1], ["one prompt"])]).low is None
 
 
 def test_tails_are_quantiles_between_order_statistics_and_the_slowest_category():
