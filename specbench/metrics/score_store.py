@@ -292,8 +292,10 @@ def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None
         leftover.unlink()
     if checked:  # readers reject a file without rows
         owner = owner_of(folder)
-        table = pa.Table.from_pylist([{**row, **owner} for row in checked], schema=RUN_SCORES)
-        return write_atomically(target, parquet_bytes(table))
+        file = parquet_bytes(pa.Table.from_pylist([{**row, **owner} for row in checked], schema=RUN_SCORES))
+        if not (target.is_file() and target.read_bytes() == file):
+            write_atomically(target, file)
+        return
     target.unlink(missing_ok=True)
 
 

@@ -92,3 +92,10 @@ def test_a_score_that_is_nan_is_missing_and_only_one_of_earlier_versions_is_comp
         assert cli("score", "--out", tmp_path / "out", "--metric", "shapes-detector").code == 0
         times += [path.stat().st_mtime_ns for path in run.glob("scores/shapes-detector-*.parquet")]
     assert times[0] == times[1]
+    (path,) = run.glob("scores/shapes-detector-*.parquet")
+    honest, older = read_scores(run), pq.read_table(path)
+    other = pa.array([0.5] * len(older))  # versions before 0.5 computed other bounds
+    pq.write_table(older.set_column(older.column_names.index("low"), "low", other), path)
+    assert read_scores(run) != honest
+    assert cli("score", "--out", tmp_path / "out", "--metric", "shapes-detector").code == 0
+    assert read_scores(run) == honest

@@ -251,6 +251,13 @@ def test_speed_needs_what_must_agree_steps_less_of_it_and_scores_nothing(tmp_pat
     assert (ratio["value"], ratio["n"]) == ((pytest.approx(expected), 3) if steps else (None, None))
 
 
+def test_equal_values_of_all_prompts_have_no_interval(tmp_path):
+    a, b = (pictured(tmp_path, spec, rows, [2] * 9) for spec, rows in ((AR, synthetic.ar(9)), (SJD, synthetic.sjd(9))))
+    score = named(compare_runs(a, b))["brightness"]
+    assert (score["value"], score["low"], score["high"], score["p"]) == (0, None, None, 1)
+    assert score["note"] == "every prompt has the same difference, so there is no interval"
+
+
 def test_scores_computed_differently_are_refused_by_name(tmp_path, monkeypatch):
     a = pictured(tmp_path, AR, synthetic.ar(3), (1, 2, 3))
     monkeypatch.setattr(Brightness, "version", "2")
