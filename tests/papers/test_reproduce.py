@@ -294,6 +294,10 @@ def test_a_users_decoder_is_in_each_group_with_the_papers_settings(cli, tmp_path
     added, sjd = ([row for row in rows if row["decoder"] == name] for name in ("scd-mc", "sjd"))
     assert [row["prompts"] for row in added] == ["parti", "coco"] == [row["prompts"] for row in sjd]
     assert added[0]["options"] == {"refine": "gumbel"} | sjd[0]["options"] and added[0]["top_k"] == 2000
+    bench[1] = "sjd-1"  # a group of this table has no row of SJD
+    by_group = [row for row in json.loads(cli(*bench, tmp_path, "--model", "shapes").out) if row["decoder"] == "scd-mc"]
+    assert {row["options"]["fresh-q"] for row in by_group} == {"onehot"}, "as in the group with a row of SJD"
+    bench[1] = "gsd-1"
     labels = [row["rows"] for row in json.loads(cli(*bench, tmp_path, "--model", "shapes").out)]
     assert "scd-mc:refine=gumbel" in labels and "sjd" in labels, "its name as typed, and a decoder's"
 
