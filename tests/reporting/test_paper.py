@@ -306,6 +306,7 @@ def test_a_plug_ins_model_is_named_by_its_code_and_not_by_a_digest_of_no_weight_
 
 
 def test_a_table_without_axes_has_no_chart(cli):
+    assert "specbench figure CHART sjd-fig8; an unknown CHART lists all" in cli("figure", "sjd-fig8").err
     shown = cli("figure", "time-per-step", "gsd-1").err
     assert "gsd-1 has no axes" in shown and "specbench bench" not in shown
 
