@@ -257,6 +257,13 @@ def test_valid_headings_are_kept_and_no_row_appears_under_another_model(tmp_path
     assert map_.label == "ar"
 
 
+def test_a_mistyped_column_is_refused_before_the_first_image(cli, tmp_path):
+    bench = ("bench", "gsd-1", "--model", "shapes", "--limit", "1", "--out", tmp_path, "--columns")
+    refusal = cli(*bench, "NFE,steps savd")
+    assert refusal.code == 2 and "did you mean 'steps saved'" in refusal.err and not any(tmp_path.iterdir())
+    assert cli(*bench, "nfe,CLIP-Score,shapes-clip,Shapes detector", "--dry-run").code == 0, "scores may be added"
+
+
 def test_a_dry_run_says_what_was_chosen_and_only_where_it_was_used(cli, tmp_path):
     shown = cli("bench", "sjd-7", "--model", "shapes", "--limit", "1", "--dry-run", "--out", tmp_path).out
     assert "Chosen: init = left-sample: the paper does not say" in shown
