@@ -143,8 +143,8 @@ def _fastest(exact: Sequence[_Timed]) -> str:
     images = f"{quoted.pairs} image{'s' if quoted.pairs != 1 else ''}"
     if speed.low is None and speed.value < 1:
         sentence = (
-            f"{ar} was the fastest; the next lossless decoder, {name}, ran {value} times as fast in {images}: too few "
-            "for an interval"
+            f"{ar[:1].upper()}{ar[1:]} was the fastest lossless decoder; the next, {name}, ran {value} times as fast "
+            f"in {images}: too few for an interval"
         )
     elif speed.low is None:
         sentence = (
