@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from specbench import prompts as prompt_sets
 from specbench.api.results import report, samples
-from specbench.errors import chosen
+from specbench.errors import SpecbenchError, chosen
 from specbench.runs.plan import plan_drawing
 from specbench.runs.run_progress import RunSummary
 from specbench.runs.settings import decoder_settings, merge, run_settings
@@ -279,6 +279,8 @@ def show_prompts(
 
 def _axes(sweep: Mapping[str, Iterable[object]] | None) -> dict[str, list[object]]:
     """Return {flag: swept values}. A text is parsed as on the command line."""
+    if sweep is not None and not isinstance(sweep, Mapping):
+        raise SpecbenchError(f"sweep={sweep!r}: not a dict", 'write it as {"window": [8, 16]}')
     texts = {name: split_list(values) if isinstance(values, str) else values for name, values in (sweep or {}).items()}
     return _flags({name: [*values] if isinstance(values, Iterable) else [values] for name, values in texts.items()})
 

@@ -81,6 +81,8 @@ def verify(
         runs = [path.resolve()] if (path / RUN_JSON).is_file() else find_runs(path)
         none = _row("-", "digests", OPEN, "a folder has no digests; specbench pack writes them")
         return [none, *_verified(runs, recompute, device)]
+    if not path.exists():
+        raise SpecbenchError(f"{path} does not exist", "name a packed file, a results folder or the folder of a run")
     if changed := list(changed_members(path)):
         return [_row("-", "digests", WRONG, text) for text in changed]
     rows = [_row("-", "digests", OK, "every part is as it was packed")]

@@ -46,12 +46,14 @@ def bench(
     baseline: str | None = opt.Baseline,
     caption: str | None = opt.Caption,
 ) -> None:
+    from specbench.papers.formats import check_columns
     from specbench.papers.table_files import load_table
 
     check_environment()
     settings = merge(_SETTINGS, flags)
     fmt = opt.chosen_format("tables", fmt, to, settings.json)
     table, runs = _with_own(load_table(name, settings.out), added or (), settings.out)
+    check_columns(table, split_list(columns or ""))
     if dry_run:
         return _print_estimate(table, flags, settings.json)
     from specbench.metrics.base import Settings

@@ -132,11 +132,17 @@ def _print_report(
 @command(
     "figure",
     "NAME is a chart of the HTML page, a map of tokens, pictures[:WORDS,...] of prompts with these words, or field "
-    "(printed speeds of papers' tables, and named runs). Any other name lists all figures. Numbers are saved as csv.",
+    "(printed speeds of papers' tables, and named runs). With the table of a paper's figure instead of runs (figure "
+    "NAME sjd-fig8), NAME is one of its charts. Any other name lists all figures. Numbers are saved as csv.",
 )
 def figure(
     name: str = opt.argument("NAME", "Chart, map of tokens, or pictures."),
-    runs: list[str] | None = opt.Runs,
+    runs: list[str] | None = opt.argument(
+        "RUN|TABLE",
+        "Run ids, prefixes of run ids, decoders of runs, run folders, or tables.",
+        None,
+        show_default="all runs",
+    ),
     fmt: str | None = opt.format_option(_FIGURE_FORMATS, "pdf"),
     to: Path | None = opt.To,
     width: str = opt.option("--width", "KIND", "Width of the figure: a column or a page of a paper.", "column"),
@@ -166,6 +172,9 @@ def figure(
         refuse_tables("figure field (all tables, and runs)", runs or ())
     elif guess(name, [FIGURE]):
         raise unknown_name("figure", name, [FIGURE])
+    elif is_table(name):
+        hint = f"name one of its charts first: specbench figure CHART {name}; an unknown CHART lists all"
+        raise SpecbenchError(f"'{name}' is a table, not a chart", hint)
     refuse_mistyped([run for run in runs or () if not is_table(run)], out)
     tables = [measured_table(load_table(run, out), model, prompts, out) for run in runs or () if is_table(run)]
     rows = [] if tables or (name == FIGURE and not runs) else report_rows(find_runs(out, runs or ()))
@@ -261,7 +270,8 @@ def compare(
         gate.check(rows, b)
     if all(row.value is None for row in rows if not row.name.endswith("_ms")):
         what = "nothing of these runs could be compared"
-        raise SpecbenchError(what, "compare runs of one model, prompt set and seed")
+        advice = "the runs must have the same model, seed and prompts; to compare scores, first: specbench score"
+        raise SpecbenchError(what, advice)
 
 
 def _described(folder: Path) -> str:

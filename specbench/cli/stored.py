@@ -60,13 +60,13 @@ def status(runs: list[str] | None = Runs, out: str = Out, quiet: bool = Quiet, j
 )
 def merge(
     folders: list[Path] | None = argument(
-        "DIR", "Results folders of shards.", None, show_default="every shard-*-of-* in --out"
+        "DIR", "Results folders; shards in them are also merged.", None, show_default="every shard-*-of-* in --out"
     ),
     out: str = Out,
     quiet: bool = Quiet,
     json: bool = Json,
 ) -> None:
-    from specbench.store.merge_shards import incomplete_shards, merge_runs
+    from specbench.store.merge_shards import incomplete_shards, merge_runs, with_shards
     from specbench.store.run_folders import same_but_for_threads, shards_in
     from specbench.store.run_info import read_info
 
@@ -82,7 +82,7 @@ def merge(
         )
     for run in () if json else merged:
         print(run.folder)
-    if missing := incomplete_shards(folders or shards_in(out)):
+    if missing := incomplete_shards(with_shards(folders or ()) or shards_in(out)):
         advice = "all available images are merged; run these shards again, then merge again"
         raise SpecbenchError("; ".join(missing), advice, PARTIAL)
 

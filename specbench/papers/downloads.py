@@ -19,6 +19,7 @@ from specbench.prompts.public import missing_set, public_sets
 from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.plan import head_files, plan_model
 from specbench.system.downloads import Download, fetch_all
+from specbench.system.plugins import is_reference
 
 
 def fetch(
@@ -44,6 +45,7 @@ def fetch(
         SpecbenchError: an unknown name, a disk that is too small, or a file that cannot be downloaded.
     """
     names, metrics = [*map(str, chosen("name", names))], chosen("metric", metrics)
+    names = [find_model(name).name if is_reference(name) else name for name in names]  # a user's model
     needs = [lacking for name in names for lacking in downloads_of(name, images)]
     for model in (name for name in names if scores and name in models()):
         metrics = [*metrics, *metric_catalog.default_metrics(model, default_prompts(model))]

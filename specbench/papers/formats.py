@@ -10,9 +10,10 @@ from operator import attrgetter
 from typing import Any
 
 from specbench.errors import unknown_name
+from specbench.metrics.catalog import bundled_metrics
 from specbench.papers.cells import OVER_BASELINE, Cell
 from specbench.papers.join import Line, PaperTable, definition, plain_name
-from specbench.papers.table import SCORE, Column
+from specbench.papers.table import SCORE, Column, Table
 from specbench.reporting.columns import FEW_PROMPTS, MISSING, TOO_FEW, between, number
 from specbench.reporting.row import ARROWS
 from specbench.stats import RULE
@@ -44,12 +45,7 @@ def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
     """Select columns of the joined table, in the order of `names`. A name (in any case) is a heading of the table, the
     name of a number in reports ("NFE"), or the name of a column, number or metric in the table's file. The column of
     speed-ups over a baseline always stays."""
-    usual = {plain_name(column): column for column in joined.table.columns}
-    by_name = {
-        text.lower(): column
-        for column in joined.table.columns
-        for text in (column.key.removeprefix(SCORE), column.key, column.header, column.name)
-    } | usual
+    usual, by_name = _columns_by_name(joined.table)
     names = [*names, *(name for name in (OVER_BASELINE,) if name in by_name and name not in names)]
     for name in names:
         if name.strip().lower() not in by_name:
@@ -62,6 +58,28 @@ def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
         lines=tuple(replace(line, cells=kept) for line, kept in zip(joined.lines, cells, strict=True)),
         definitions=tuple(map(definition, columns)),
     )
+
+
+def check_columns(table: Table, names: Sequence[str]) -> None:
+    """Reject a name that `only_columns` will not find after the table is measured: no column of the table, and no
+    metric that may be added for another model."""
+    usual, by_name = _columns_by_name(table)
+    added = [text for name in bundled_metrics() for text in (name.lower(), name.lower().replace("-", " "))]
+    for name in names:
+        typed = name.strip().lower()
+        if typed not in by_name and typed != OVER_BASELINE and not typed.startswith(tuple(added)):
+            raise unknown_name("column", name, usual)
+
+
+def _columns_by_name(table: Table) -> tuple[dict[str, Column], dict[str, Column]]:
+    """Return the columns by their usual names, and by every name that `only_columns` accepts."""
+    usual = {plain_name(column): column for column in table.columns}
+    by_name = {
+        text.lower(): column
+        for column in table.columns
+        for text in (column.key.removeprefix(SCORE), column.key, column.header, column.name)
+    }
+    return usual, by_name | usual
 
 
 def records(joined: PaperTable) -> list[dict[str, Any]]:

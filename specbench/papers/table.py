@@ -144,7 +144,8 @@ def with_own_rows(table: Table, decoders: Sequence[str]) -> Table:
     """Add a row for each of the given decoders at the end of each group of the table.
 
     An added row copies prompts, sampling and applicable options from the row of SJD in the group, or else from the
-    group's first decoder with drafts. Inline options take precedence.
+    group's first decoder with drafts, which lacks some options of SJD: these are copied from the table's first row of
+    SJD. Inline options take precedence.
     """
     drafting = [row for row in table.rows if row.not_runnable_reason is None and takes(row.decoder, {})]
     likes: dict[str | None, Row] = {}
@@ -152,6 +153,7 @@ def with_own_rows(table: Table, decoders: Sequence[str]) -> Table:
         likes.setdefault(row.group, row)
     if decoders and not likes:
         raise SpecbenchError(f"--decoder: no decoder in {table.name} has drafts", "decode with specbench run instead")
+    usual = next((row.settings.options for row in table.rows if row.decoder == "sjd"), {})
     rows = list(table.rows)
     for reference, inline in parse_decoders(decoders):
         name = decoder_name(reference)
@@ -159,7 +161,8 @@ def with_own_rows(table: Table, decoders: Sequence[str]) -> Table:
         label = ":".join([name, ",".join(f"{key}={value}" for key, value in inline.items())]).rstrip(":")
         for group, like in likes.items():
             accepted = takes(name, inline) - set(CHOICES)
-            options = {key: value for key, value in like.settings.options.items() if key in accepted} | inline
+            options = {**usual, **like.settings.options}
+            options = {key: value for key, value in options.items() if key in accepted} | inline
             settings = replace(like.settings, decoder=(reference,), options=options)
             last = max(place for place, row in enumerate(rows) if row.group == group)
             rows.insert(last + 1, Row(label, group, settings, {}, {}, {}, None, None, own=True, seeds=like.seeds))

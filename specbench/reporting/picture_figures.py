@@ -63,6 +63,8 @@ def _images(runs: Mapping[str, Path], words: str) -> Grid:
         chosen = list(dict.fromkeys(_prompt(texts, word.strip()) for word in words.split(",")))
     of_runs = {label: tiles(folder, chosen) for label, folder in runs.items()}
     pictures = [[tile.pixels if (tile := of.get(key)) else None for of in of_runs.values()] for key in chosen]
+    if all(pixels is None for row in pictures for pixels in row):
+        raise SpecbenchError(f"figure {_GRID}: these runs have no stored images of these prompts")
     numbers = [
         {"prompt_id": key, "prompt": prompts[key].text, "run": label, "steps": of[key].nfe}
         for key in chosen

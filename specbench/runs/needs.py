@@ -6,7 +6,7 @@ from specbench.errors import BAD_INPUT, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.published_weights import CHECKPOINTS, hub_problem
 from specbench.models.catalog import default_prompts
-from specbench.models.facts import BYTES, ModelFacts
+from specbench.models.facts import BYTES, ModelFacts, typed_name
 from specbench.models.hub_model import HubModel
 from specbench.prompts.public import missing_set
 from specbench.system.downloads import offline
@@ -65,8 +65,9 @@ def score_needs(model: ModelFacts, prompts: str | None) -> list[Need]:
 def fetch_command(model: ModelFacts, prompts: str | None, scores: bool = False) -> str:
     """Return the command that downloads the model, the prompts and, if `scores`, the networks of the metrics."""
     name = model.name.partition("+")[0]
+    typed = typed_name(name)
     other = [prompts.partition("/")[0]] if prompts and prompts != default_prompts(name) and missing_set(prompts) else []
-    return " ".join(["specbench", "fetch", name, *other, *(["--scores"] if scores else [])])
+    return " ".join(["specbench", "fetch", typed, *other, *(["--scores"] if scores else [])])
 
 
 def naming_all(error: SpecbenchError, model: ModelFacts, prompts: str) -> SpecbenchError:

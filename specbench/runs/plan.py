@@ -33,6 +33,7 @@ from specbench.specs.run_spec import OFF_IF_NONE, Compute, RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, read_infos, without_options
 from specbench.system.downloads import Download, offline
 from specbench.system.foreign_code import refuse_edited
+from specbench.system.limits import available_cores
 from specbench.system.torch_device import check_decoding_device, require_device
 
 MAX_IMAGES = 1_000_000
@@ -244,9 +245,12 @@ def _draft(settings: RunSettings) -> tuple[Draft, tuple[str, ...], str]:
 
 
 def _threads(draft: Draft, shared: Shared) -> tuple[int, list[str]]:
-    """Return the CPU threads of each worker, and a note if other processes or stored runs reduce their number."""
-    if draft.settings.threads:
-        return draft.settings.threads, []
+    """Return the CPU threads of each worker, and a note if other processes or stored runs reduce their number, or if
+    more threads are requested than this process has cores."""
+    if asked := draft.settings.threads:
+        cores, on_cpu = available_cores(), draft.settings.device == "cpu" and not draft.workers.elsewhere
+        slow = f"--threads {asked}: this process has {cores} CPU cores, so threads wait for each other"
+        return asked, [slow] if on_cpu and asked > cores else []
     threads, busy = shared.free_threads(draft.out, draft.model.name, draft.settings.device)
     return threads // (draft.workers.count or 1) or 1, busy
 

@@ -8,9 +8,11 @@ from typing import Any
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.prompts import fetched_prompts
+from specbench.runs.decoder_args import parse_decoders
 from specbench.runs.plan import Plan, Shared, make_plan
 from specbench.runs.settings import RunSettings, decoder_settings, names_with, run_settings
 from specbench.specs.options import SettingOrigin, SettingSource, Use, split_list
+from specbench.specs.presets import decoder_name
 from specbench.system import console
 
 _MANY = 1000  # Maximum number of runs planned without a progress line; each takes a millisecond
@@ -43,7 +45,7 @@ def sweep_plans(settings: RunSettings, axes: Mapping[str, Sequence[object]]) -> 
 
 def sweep_values(settings: RunSettings, axes: Mapping[str, Sequence[object]]) -> Iterator[RunSettings]:
     """Yield the settings of each combination of the axes' values, without plans; print progress if there are many."""
-    parsed, origin = _parsed_axes(axes), SettingOrigin(SettingSource.SWEEP)
+    parsed, origin = _parsed_axes(settings, axes), SettingOrigin(SettingSource.SWEEP)
     total = math.prod(map(len, parsed.values()))
     for number, chosen in enumerate(itertools.product(*parsed.values())):
         if total > _MANY and number % _MANY == 0 and console.progress_shown():
@@ -51,7 +53,9 @@ def sweep_values(settings: RunSettings, axes: Mapping[str, Sequence[object]]) ->
         yield settings.changed(dict(zip(parsed, chosen, strict=True)), dict.fromkeys(parsed, origin))
 
 
-def _parsed_axes(axes: Mapping[str, Sequence[object]]) -> dict[str, list[Any]]:
+def _parsed_axes(of_runs: RunSettings, axes: Mapping[str, Sequence[object]]) -> dict[str, list[Any]]:
+    for reference, _ in parse_decoders(of_runs.decoder) if axes else ():
+        decoder_name(reference)  # imports a user's decoder, whose options can then be swept
     settings = {setting.name: setting for setting in run_settings()}
     swept = [*names_with(Use.RUN), *(setting.name for setting in decoder_settings())]
     for name in axes:
@@ -66,7 +70,7 @@ def _parsed_axes(axes: Mapping[str, Sequence[object]]) -> dict[str, list[Any]]:
 
 def check_effects(settings: RunSettings, axes: Mapping[str, Sequence[object]], shared: Shared) -> None:
     """Reject an axis without effect, for example an option that a decoder's inline option overrides."""
-    parsed = _parsed_axes(axes)
+    parsed = _parsed_axes(settings, axes)
     first = {name: choices[:1] for name, choices in parsed.items()}
     for name, choices in parsed.items():
         two = sweep_values(settings, {**first, name: choices[:2]})

@@ -34,7 +34,7 @@ def merge_runs(folders: Names = (), out: str | Path = "results") -> list[Merged]
     """Concatenate the runs of results folders into `out` (`specbench merge`).
 
     Args:
-        folders: results folders, or run folders; every `shard-*-of-*` in `out` by default.
+        folders: results folders, also with shards in them, or run folders; every `shard-*-of-*` in `out` by default.
 
     Returns:
         Per run: its folder, the number of rows copied, and the total number of rows.
@@ -43,7 +43,7 @@ def merge_runs(folders: Names = (), out: str | Path = "results") -> list[Merged]
         SpecbenchError: a folder without runs, a damaged or locked run, or two different runs with the same name.
     """
     out = Path(out)
-    if not (sources := list(map(Path, chosen("folder", folders))) or shards_in(out)):
+    if not (sources := with_shards(chosen("folder", folders)) or shards_in(out)):
         raise SpecbenchError(f"no shards in {out}", "name the folders to merge, or make them with run --shard")
     runs: dict[str, list[Path]] = {}
     for source in sources:
@@ -57,6 +57,15 @@ def merge_runs(folders: Names = (), out: str | Path = "results") -> list[Merged]
             rewrite_older(store.folder)
         merged.append(Merged(out / name, copied, rows))
     return merged
+
+
+def with_shards(folders: Iterable[str | Path]) -> list[Path]:
+    """Add the shards in each results folder to the folders; a folder that holds only shards is left out."""
+    found = []
+    for folder in map(Path, folders):
+        shards = shards_in(folder)
+        found += [*([] if shards and not runs_in(folder) else [folder]), *shards]
+    return found
 
 
 def incomplete_shards(folders: Iterable[str | Path]) -> list[str]:

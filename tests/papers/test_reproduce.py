@@ -257,6 +257,13 @@ def test_valid_headings_are_kept_and_no_row_appears_under_another_model(tmp_path
     assert map_.label == "ar"
 
 
+def test_a_mistyped_column_is_refused_before_the_first_image(cli, tmp_path):
+    bench = ("bench", "gsd-1", "--model", "shapes", "--limit", "1", "--out", tmp_path, "--columns")
+    refusal = cli(*bench, "NFE,steps savd")
+    assert refusal.code == 2 and "did you mean 'steps saved'" in refusal.err and not any(tmp_path.iterdir())
+    assert cli(*bench, "nfe,CLIP-Score,shapes-clip,Shapes detector", "--dry-run").code == 0, "scores may be added"
+
+
 def test_a_dry_run_says_what_was_chosen_and_only_where_it_was_used(cli, tmp_path):
     shown = cli("bench", "sjd-7", "--model", "shapes", "--limit", "1", "--dry-run", "--out", tmp_path).out
     assert "Chosen: init = left-sample: the paper does not say" in shown
@@ -294,6 +301,10 @@ def test_a_users_decoder_is_in_each_group_with_the_papers_settings(cli, tmp_path
     added, sjd = ([row for row in rows if row["decoder"] == name] for name in ("scd-mc", "sjd"))
     assert [row["prompts"] for row in added] == ["parti", "coco"] == [row["prompts"] for row in sjd]
     assert added[0]["options"] == {"refine": "gumbel"} | sjd[0]["options"] and added[0]["top_k"] == 2000
+    bench[1] = "sjd-1"  # a group of this table has no row of SJD
+    by_group = [row for row in json.loads(cli(*bench, tmp_path, "--model", "shapes").out) if row["decoder"] == "scd-mc"]
+    assert {row["options"]["fresh-q"] for row in by_group} == {"onehot"}, "as in the group with a row of SJD"
+    bench[1] = "gsd-1"
     labels = [row["rows"] for row in json.loads(cli(*bench, tmp_path, "--model", "shapes").out)]
     assert "scd-mc:refine=gumbel" in labels and "sjd" in labels, "its name as typed, and a decoder's"
 

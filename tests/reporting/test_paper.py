@@ -123,6 +123,8 @@ def test_a_packed_file_is_read_like_a_folder_and_a_changed_byte_is_named(here, c
     packed = here / "runs.zip"
     (here / ".runs.zip.tmp").write_bytes(b"of a killed process")
     assert cli("pack", "--to", packed, "--without-pictures").code == 0 and not list(here.glob(".runs.zip.*"))
+    empty = cli("figure", "pictures", "--out", packed, "--to", here / "empty.pdf")
+    assert empty.code == 2 and "no stored images" in empty.err and not (here / "empty.pdf").exists()
     (here / "link").symlink_to(packed)
     assert cli("pack", "--to", here / "link", "--without-pictures").code == 0 and (here / "link").is_symlink()
     assert cli("pack", "--to", here / "results").code == 2 and cli("pack", "--to", "-").code == 2
@@ -304,6 +306,7 @@ def test_a_plug_ins_model_is_named_by_its_code_and_not_by_a_digest_of_no_weight_
 
 
 def test_a_table_without_axes_has_no_chart(cli):
+    assert "specbench figure CHART sjd-fig8; an unknown CHART lists all" in cli("figure", "sjd-fig8").err
     shown = cli("figure", "time-per-step", "gsd-1").err
     assert "gsd-1 has no axes" in shown and "specbench bench" not in shown
 

@@ -113,6 +113,7 @@ def test_runs_whose_images_share_the_device_report_no_latency(tmp_path, shared, 
     assert row["speedup"] is None and row["latency_ms"] is None
     assert row["speedup_note"] == f"{how}: latency is not measured"
     assert "batch" not in shared or row["throughput"] > 0
+    assert "To add AR" not in render(report_rows(find_runs(tmp_path))), "AR is there, and has no latency either"
     text = render(report_rows(find_runs(tmp_path, [changed(SJD, **shared).run_id])))
     assert "batch" not in shared or ("images per hour" in text and "latency ms" not in text)
 

@@ -58,9 +58,18 @@ def test_what_is_missing_is_named_and_the_run_goes_on_eagerly(complete, monkeypa
 @pytest.fixture
 def plan(tmp_path):
     def make(**flags):
-        return make_plan(merge(run_settings(), flags | {"out": str(tmp_path), "threads": 1, "baseline": 0}, env={}))
+        return make_plan(merge(run_settings(), {"threads": 1} | flags | {"out": str(tmp_path), "baseline": 0}, env={}))
 
     return make
+
+
+def test_more_threads_than_cores_are_noted(plan, monkeypatch):
+    monkeypatch.setattr("specbench.runs.plan.available_cores", lambda: 2)
+    asked = {"decoder": ["ar"], "limit": 1, "compile": "off"}
+    assert not plan(**asked, threads=2).notes
+    assert plan(**asked, threads=3).notes == (
+        "--threads 3: this process has 2 CPU cores, so threads wait for each other",
+    )
 
 
 def test_auto_compiles_on_a_cpu_if_it_pays_and_as_the_stored_runs_did(complete, plan, tmp_path):

@@ -133,6 +133,7 @@ def test_a_sweep_in_python_is_a_text_a_value_or_any_iterable_with_values():
     assert swept("3,10") == swept(np.array([3, 10])) == [3, 10]
     for call in (api.dry_run, api.run):
         refused("--sweep G: no values", call, decoder="gsd", sweep={"G": []})
+        refused("sweep='G=3,10': not a dict", call, decoder="gsd", sweep="G=3,10")
 
 
 def test_the_forecast_of_seven_billion_weights_is_the_time_to_read_them(monkeypatch, tmp_path):

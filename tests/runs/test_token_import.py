@@ -85,6 +85,7 @@ def test_tokens_become_a_run_with_pictures_scores_report_and_verdict(suffix, our
     assert row["label"] == "engine 1.2" and row[["speedup", "tokens_per_step", "nll_gap"]].isna().all()
     assert row["latency_ms"] == 1500
     if suffix == "jsonl":
+        assert "first: specbench score" in cli("compare", ours.attrs["folder"], folder).err
         assert cli("score", folder, "--metric", "shapes-clip").code == 0
         report = cli("report", folder, ours.attrs["folder"]).out
         assert "theirs" in report and "To add AR" not in report, "AR has no times to compare with theirs"

@@ -49,6 +49,10 @@ def mark(path: Path, bit: int) -> None:
     path.write_bytes(data)
 
 
+def test_a_path_that_does_not_exist_is_named(tmp_path, cli):
+    assert "gone does not exist (name a packed file, a results folder" in cli("verify", tmp_path / "gone").err
+
+
 @pytest.mark.parametrize("year", [1900, 2200])
 def test_files_of_any_time_are_packed(year, members, tmp_path, cli):
     """`touch -d @0`, archives without dates, a machine whose clock is wrong."""

@@ -66,6 +66,18 @@ def test_shards_that_are_missing_are_named_by_merge_and_report(cli, tmp_path):
     states = [(row["part"], row["state"]) for row in status(tmp_path)]
     assert states == [(None, "missing shards: 1, 3, 5-8 of 8; unfinished shards: 4 of 8")] * 2, "parts are merged"
     assert incomplete_shards([shard(tmp_path / "all", n, 3) for n in (1, 2, 3)]) == []
+    again = cli("merge", tmp_path, "--out", tmp_path / "elsewhere")
+    assert again.code == PARTIAL and "missing shards: 1, 3, 5-8 of 8; unfinished shards: 4 of 8 (" in again.err
+
+
+def test_a_named_results_folder_is_merged_with_the_shards_in_it(tmp_path, undisturbed):
+    shard(tmp_path / "node", 1, 2)
+    merge_runs((), tmp_path / "node")
+    shard(tmp_path / "node", 2, 2)
+    merge_runs([tmp_path / "node"], tmp_path / "out")
+    assert contents(tmp_path / "out") == undisturbed
+    shutil.copytree(shard(tmp_path / "node", 2, 2), tmp_path / "only" / "shard-2-of-2")
+    assert [run.rows for run in merge_runs([tmp_path / "only"], tmp_path / "half")] == [6, 6]
 
 
 def test_overlapping_shards_of_different_sizes_make_no_row_twice(tmp_path, undisturbed):

@@ -18,8 +18,9 @@ from synthetic import folder, sjd
 import specbench
 from specbench.decoding.drafters.jacobi import Jacobi
 from specbench.errors import SpecbenchError
-from specbench.models.catalog import models
+from specbench.models.catalog import find_model, models
 from specbench.reporting import report_rows
+from specbench.runs.needs import fetch_command
 from specbench.specs.components import VERIFIERS
 from specbench.specs.presets import PRESETS
 from specbench.store.run_folders import find_runs
@@ -225,6 +226,16 @@ def copy(place, *names):
 
 
 GREYS = ("plugin/toy_plugin/greys.py", "plugin/toy_plugin/greys.json")
+
+
+def test_the_command_that_fetches_for_a_model_of_a_file_names_the_file(place, cli, monkeypatch):
+    copy(place, *GREYS)
+    monkeypatch.setenv("SPECBENCH_CACHE", str(place / "cache"))
+    monkeypatch.setenv("SPECBENCH_OFFLINE", "1")
+    command = fetch_command(find_model("greys:MODEL"), None)
+    assert command == "specbench fetch greys:MODEL"
+    assert "PartiPrompts.tsv is not on this disk" in cli(*command.split()[1:]).err
+    models().pop("greys")
 
 
 def test_an_edited_decoder_and_an_edited_model_are_other_runs(place, cli):

@@ -151,6 +151,7 @@ def test_the_option_of_a_file_is_read_as_the_file_has_it(tmp_path):
         (("keep:DECODER", "--eps", "abc"), 2, "--eps abc: expected a number (exponent on p/q"),
         (("keep:DECODER:eps=2:fresh-q=onehot",), 2, "a colon between options"),
         (("power:DECODER", "--thr", "0.2"), 2, "write it inline: --decoder power:DECODER:thr=VALUE"),
+        (("ar,power:DECODER", "--sweep", "thr=0.2,0.4"), 0, ""),
     ]:
         done = specbench(tmp_path, "run", "--dry-run", "--decoder", *arguments)
         assert (done.returncode, answer in done.stderr) == (code, True), done.stderr
