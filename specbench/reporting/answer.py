@@ -265,8 +265,6 @@ def _untimed(rows: Sequence[ReportRow]) -> list[str]:
     reasons = dict.fromkeys(re.sub(r"\s+", " ", str(row.over_ar.speedup_note)) for row in missing)
     sentences = [f"No speed-up can be given: {'; '.join(reasons)}."]
     decoded = [row for row in missing if not row.imported]  # times of other programs are not comparable
-    if any(row.is_ar for row in rows) and all(row.number("latency_ms") is None for row in decoded):
-        return sentences  # AR is there, but batches have no latency
     if decoded and all(row.over_ar.baseline is None for row in missing):
         folder = decoded[0].folder
         if any(row.is_ar for row in rows):  # AR has other settings, or lacks latencies or images in common
