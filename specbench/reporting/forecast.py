@@ -20,7 +20,7 @@ from specbench.models.facts import BYTES, EIGHT_BITS, EIGHT_BITS_GAIN, RANDOM, M
 from specbench.models.forward_time import Forward, Reached, forward_ms
 from specbench.models.network_sizes import HEAD_SIZES, NetworkSize, Size, draft_weights, first_layer_weights
 from specbench.reporting.comparability import Run
-from specbench.reporting.marks import label
+from specbench.reporting.marks import label, window_of
 from specbench.runs.memory_estimate import usual_columns
 from specbench.specs.components import node_paths
 from specbench.specs.presets import DecoderSpec
@@ -126,8 +126,8 @@ def forecast_rows(accepted: Sequence[Accepted], setting: ForecastSetting) -> lis
     """Compute a forecast row for each accepted length.
 
     Returns:
-        One dict each: `kind` ("forecast"), `source, decoder, label, window, model, device, dtype, batch, nfe`,
-        `tokens_per_step` with the range of `Accepted.range`; as low, middle and high value `forward_ms, step_ms,
+        One dict each: `kind` ("forecast"), `source, decoder, label, window, columns` (of a forward, in the middle of an
+        image), `model, device, dtype, batch, nfe`, `tokens_per_step` with the range of `Accepted.range`; as low, middle and high value `forward_ms, step_ms,
         seconds, ar_seconds, speed_up, window_cost, images_per_hour` (`NAME_low`, `NAME`, `NAME_high`; low is the
         smaller number), seconds for all images of a batch together; `parts_ms` of the middle forward; `assumptions`,
         sentences.
@@ -166,7 +166,8 @@ def _row(length: Accepted, setting: ForecastSetting, overheads: Sequence[Range])
         "source": length.source,
         "decoder": length.decoder.name,
         "label": length.label,
-        "window": columns,
+        "window": window_of(length.decoder.options),
+        "columns": columns,
         "model": model.name,
         "device": setting.peak.name,
         "dtype": setting.dtype,

@@ -130,8 +130,10 @@ def test_the_assumed_factor_of_a_window_includes_what_gpus_took():
 def test_a_decoder_of_image_rows_feeds_as_many_rows_as_are_active_at_equal_rates():
     pjd = Accepted("a paper", "lumina", resolve("pjd", {"rows-window": 16}), "pjd", 5.0)
     zipar = Accepted("a paper", "lumina", resolve("zipar", {"rows-window": 11}), "zipar", 4.0)
-    pjd, zipar = forecast_rows([pjd, zipar], setting())
-    assert (pjd["window"], zipar["window"]) == (3 * 8, 5)
+    siblings = Accepted("a run", "shapes", resolve("best-lossless"), "best-lossless", 8.0)
+    pjd, zipar, siblings = forecast_rows([pjd, zipar, siblings], setting())
+    assert (pjd["columns"], zipar["columns"], siblings["columns"]) == (3 * 8, 5, 72)
+    assert (pjd["window"], siblings["window"]) == (None, 64), "as in reports"
     assert any("image rows" in line for line in pjd["assumptions"])
 
 
