@@ -99,6 +99,17 @@ def test_a_forecast_from_another_model_reaches_to_what_papers_print_for_its_kind
     assert "anole" in (models := {entry.model for entry in printed_elsewhere(SJD)}) and "lumina" not in models
 
 
+def test_decoders_of_the_same_label_are_told_apart_by_their_window():
+    narrow, wide = (dataclasses.replace(SJD, model="shapes", decoder=resolve("sjd", {"window": w})) for w in (8, 16))
+    wide = dataclasses.replace(wide, printed=(Printed(2.5, "anole", "a paper"),))
+    rows = forecast_rows([narrow, wide, AR], setting())
+    assert [row["label"] for row in rows] == ["sjd window=8", "sjd window=16", "ar"]
+    (unknown,) = [line for line in rows[0]["assumptions"] if line.startswith("Without a range: sjd window=8;")]
+    assert unknown not in rows[1]["assumptions"]
+    assert any(line.startswith("sjd window=16: papers print 2.5") for line in rows[1]["assumptions"])
+    assert forecast_rows([narrow], setting())[0]["label"] == "sjd"
+
+
 def measured_windows():
     """Yield (device, window, how much longer its forward took than AR's) of all measurements at Lumina's size."""
     for path in sorted(RESULTS.glob("gpu/*/raw.json")):
