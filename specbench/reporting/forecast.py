@@ -129,8 +129,8 @@ def forecast_rows(accepted: Sequence[Accepted], setting: ForecastSetting) -> lis
         One dict each: `kind` ("forecast"), `source, decoder, label, window, columns` (of a forward, in the middle of an
         image), `model, device, dtype, batch, nfe`, `tokens_per_step` with the range of `Accepted.range`; as low, middle
         and high value `forward_ms, step_ms, seconds, ar_seconds, speed_up, window_cost, images_per_hour` (`NAME_low`,
-        `NAME`, `NAME_high`; low is the smaller number), seconds for all images of a batch together; `parts_ms` of the middle forward; `assumptions`,
-        sentences.
+        `NAME`, `NAME_high`; low is the smaller number), seconds for all images of a batch together; `parts_ms` of the
+        middle forward; `assumptions`, sentences.
     """
     ar = next((length.overhead_ms for length in accepted if not length.decoder.drafts), None)
     accepted = [_with_window(length, accepted) for length in accepted]
@@ -279,7 +279,10 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
             f"--dtype {EIGHT_BITS} {EIGHT_BITS_GAIN}: reading its weights takes at least as long as in {setting.dtype}."
         )
     if peak.products:
-        lines.append("Weight products take the time measured on this device for as many columns, at the assumed share.")
+        lines.append(
+            "Weight products take the time measured on this device for as many columns, at the assumed share; "
+            "--window-factor is not applied."
+        )
     else:
         if any(setting.factors(usual_columns(length.decoder, model)) != (1, 1) for length in accepted):
             lines.append(

@@ -110,6 +110,12 @@ def test_decoders_of_the_same_label_are_told_apart_by_their_window():
     assert forecast_rows([narrow], setting())[0]["label"] == "sjd"
 
 
+def test_the_assumptions_say_that_measured_products_replace_the_factor_of_a_window():
+    peak = dataclasses.replace(peak_of("A100", "bfloat16"), products={1: 1e12, 64: 6e13})
+    rows = [forecast_rows([SJD], dataclasses.replace(setting(window=pair), peak=peak)) for pair in ((1, 1), (5, 10))]
+    assert rows[0] == rows[1] and "--window-factor is not applied." in " ".join(rows[0][0]["assumptions"])
+
+
 def measured_windows():
     """Yield (device, window, how much longer its forward took than AR's) of all measurements at Lumina's size."""
     for path in sorted(RESULTS.glob("gpu/*/raw.json")):
