@@ -40,6 +40,15 @@ def test_the_speed_up_interval_covers_at_its_nominal_rate(prompts):
     assert honest(hits, 0.95), hits / RUNS
 
 
+@pytest.mark.parametrize("prompts", [3, 40])
+def test_bounds_do_not_depend_on_the_order_of_rows(prompts):
+    draw = np.random.default_rng(prompts)
+    base, mine = draw.integers(50, 99, (2, prompts))
+    order = draw.permutation(prompts)
+    shuffled = stats.ratio_of_totals(base[order], mine[order], order)
+    assert shuffled == stats.ratio_of_totals(base, mine, range(prompts))
+
+
 def test_bounds_of_what_is_positive_are_positive():
     draw = np.random.default_rng(1)
     for prompts in (2, 3, 7, 8, 20):
