@@ -77,6 +77,8 @@ BAD = [
     ("bench gsd-3", "unknown table 'gsd-3'", ""), ("bench gsd-1 --model shaps", "did you mean 'shapes'", ""),
     ("bench gsd-1 --model shapes --limit 0", "--limit 0", ""), ("bench gsd-1 --format xls", "unknown format 'xls'", ""),
     ("bench gsd-1 --format parquet", "cannot be printed", ""),
+    ("bench gsd-1 --model shapes --notes", "--notes: not in markdown", "--format latex"),
+    ("report --caption X --json", "--caption: not in json", "--format latex"),
     ("bench sjd-1 --model shapes --limit 1 --baseline sdj", "unknown baseline 'sdj'", "did you mean 'sjd'"),
     ("bench cool-sd-1 --model shapes --limit 1 --baseline eagle", "several seeds", "--seed N"),
     ("bench gsd-1 --with nothing", "unknown decoder 'nothing'", ""),
