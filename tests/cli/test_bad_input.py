@@ -39,6 +39,7 @@ BAD = [
     ("run --device tpu", "--device tpu", "cuda"), ("run --ids no-such-id", "no-such-id", ""),
     ("run --prompts shaps", "unknown prompt set 'shaps'", "did you mean 'shapes'"),
     ("run --prompts absent.txt", "prompt file 'absent.txt' does not exist", "list prompts"),
+    ("run --prompts shapes/colors", "unknown prompt set 'shapes/colors'", "--prompts shapes --category colors"),
     ("run --prompts empty.txt", "no prompts", ""), ("run --prompts cats.txt", "cats", ""),
     ("run --out file", "--out file", "name a folder"), ("run --out file/inside", "--out file/inside", ""),
     ("run --out /proc/specbench", "--out /proc/specbench: cannot write there", ""),
