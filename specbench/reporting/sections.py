@@ -92,7 +92,8 @@ def _notes(runs: Sequence[ReportRow], remark: str) -> list[str]:
     """List the notes needed to understand the first table, at most `_MOST_NOTES` lines."""
     over = [row.over_ar.pairs or 0 for row in runs if row.over_ar.speedup is not None and row.over_ar.speedup_note]
     images = " to ".join(map(str, dict.fromkeys((min(over), max(over))))) if over else ""
-    common = [f"The speed-up is over the {images} images in common with AR."] if over else []
+    shared = "one image" if images == "1" else f"{images} images"
+    common = [f"The speed-up is over the {shared} in common with AR."] if over else []
     few = [col.FEW_PROMPTS] if lacks_interval(runs, parts=False) else []
     unbounded = any(row.roofline.roofline_note for row in runs)
     wrong = ["Decoding was faster than the device's peak; see specbench report --all"] if unbounded else []
