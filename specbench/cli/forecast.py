@@ -19,7 +19,7 @@ from specbench.errors import SpecbenchError
 def forecast(
     sources: list[str] | None = argument(
         "RUN|TABLE",
-        "Run ids, prefixes of run ids, decoders of runs, run folders, or tables of papers.",
+        "Run ids, prefixes of run ids, decoders of runs, run folders, or tables of papers (or FILE.toml).",
         None,
         show_default="all runs",
     ),

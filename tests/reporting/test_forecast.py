@@ -204,6 +204,13 @@ def test_printed_steps_and_a_device_given_by_its_rates(cli):
     assert sjd["tokens_per_step"] == pytest.approx(2352 / 1035.3)
 
 
+def test_a_table_may_be_spelled_freely_or_be_your_own_file(tmp_path):
+    text = (Path(specbench.__file__).parents[1] / "benchmarks" / "gsd-1.toml").read_text()
+    (tmp_path / "mine.toml").write_text(text.replace('name = "gsd-1"', 'name = "mine"'))
+    exact, free, own = (specbench.forecast("A100", name) for name in ("gsd-1", "GSD1", str(tmp_path / "mine.toml")))
+    assert exact == free and [row["seconds"] for row in own] == [row["seconds"] for row in exact]
+
+
 def test_steps_of_random_weights_are_no_ground_for_a_forecast(cli, tmp_path):
     synthetic.folder(tmp_path, dataclasses.replace(synthetic.AR, model="lumina+random+tiny"), synthetic.ar())
     answer = cli("forecast", "--on", "A100", "--model", "lumina", "--out", tmp_path)
