@@ -224,6 +224,15 @@ def test_a_mean_over_tokens_has_the_interval_of_the_bootstrap():
     assert pooled.value == pytest.approx(stats.perplexity(rows))
 
 
+def test_bounds_are_possible_values_of_the_number():
+    rows = run_of(prompts=4)
+    rows["entropy_sum"] = rows["free_tokens"] * np.array([9.0] + [0.0] * 7)
+    rows["logp_sum"] = -rows["entropy_sum"]
+    logp, entropy, perplexity = (stats.interval(name, rows) for name in ("logp_mean", "entropy_mean", "perplexity"))
+    assert (logp.high, entropy.low, perplexity.low) == (0, 0, 1) and logp.low < logp.value < 0 < entropy.value
+    assert stats.interval("image_perplexity", rows).low == 1 and stats.interval("nll_gap", rows).value == 0
+
+
 def test_runs_of_one_distribution_differ_far_less_than_their_intervals_are_wide_and_a_shift_is_found():
     ar, same, shifted = run_of(0), run_of(1), run_of(1, shift=-0.2)
     wide, gap = stats.interval("logp_mean", ar), stats.difference_from("logp_mean", same, ar)
