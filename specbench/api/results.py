@@ -321,7 +321,7 @@ def differences(
 
     Returns:
         DataFrame with one row per run and metric: `run_id, baseline, metric, difference, low, high, p, spread, n,
-        fingerprint`.
+        fingerprint`. `p` is of a single test; `compare` also corrects it for several scores (`p_holm`).
 
     Raises:
         SpecbenchError: an unknown run or metric, no metric, or a metric that scored only one run of a pair.

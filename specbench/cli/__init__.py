@@ -243,6 +243,15 @@ def _fail(error: SpecbenchError, debug: bool) -> int:
     return error.exit_code
 
 
+_PLAIN = {
+    "Input should be greater than or equal to": "must be at least",
+    "Input should be less than or equal to": "must be at most",
+    "Input should be a valid integer.*": "expected a whole number",
+    "Input should be a valid number.*": "expected a number",
+}
+"""{words of the library that reads the command line: words of other errors}."""
+
+
 def _usage_problem(error: Any, arguments: Sequence[str]) -> SpecbenchError:
     """Convert a usage error of typer to a SpecbenchError, with the nearest option or command as a hint."""
     context = getattr(error, "ctx", None)
@@ -260,7 +269,10 @@ def _usage_problem(error: Any, arguments: Sequence[str]) -> SpecbenchError:
     text = os.environ.get(variable or "")
     source = f" (environment {variable}={text})" if text and not typed else ""
     about = getattr(parameter, "help", None) if type(error).__name__ == "MissingParameter" else None
-    return SpecbenchError(error.format_message() + source, about or f"see '{path} --help'", BAD_INPUT)
+    what = error.format_message()
+    for words, ours in _PLAIN.items():
+        what = re.sub(f"Invalid value for '(.+?)': {words}", rf"\1: {ours}", what)
+    return SpecbenchError(what + source, about or f"see '{path} --help'", BAD_INPUT)
 
 
 def _own_option(option: str, arguments: Sequence[str]) -> str:

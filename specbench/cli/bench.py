@@ -47,13 +47,17 @@ def bench(
     caption: str | None = opt.Caption,
 ) -> None:
     from specbench.papers.formats import check_columns
+    from specbench.papers.reproduce import check_baseline
     from specbench.papers.table_files import load_table
 
     check_environment()
     settings = merge(_SETTINGS, flags)
     fmt = opt.chosen_format("tables", fmt, to, settings.json)
+    opt.check_latex(fmt, caption, notes)
     table, runs = _with_own(load_table(name, settings.out), added or (), settings.out)
     check_columns(table, split_list(columns or ""))
+    if baseline:
+        check_baseline(table, flags, baseline, runs)
     if dry_run:
         return _print_estimate(table, flags, settings.json)
     from specbench.metrics.base import Settings

@@ -19,7 +19,7 @@ from specbench.errors import SpecbenchError
 def forecast(
     sources: list[str] | None = argument(
         "RUN|TABLE",
-        "Run ids, prefixes of run ids, decoders of runs, run folders, or tables of papers.",
+        "Run ids, prefixes of run ids, decoders of runs, run folders, or tables of papers (or FILE.toml).",
         None,
         show_default="all runs",
     ),
@@ -67,7 +67,7 @@ def _print_forecast(rows: Sequence[Mapping[str, Any]]) -> None:
         f"A forecast, not a measurement: {first['model']} on {first['device']}, {first['dtype']}, batch "
         f"{first['batch']}. In brackets: low to high.\n"
     )
-    print_table([_told(row) for row in rows], ("source", "decoder", "window", "tokens_per_step", *_numbers(first)))
+    print_table([_told(row) for row in rows], ("source", "decoder", "columns", "tokens_per_step", *_numbers(first)))
     print("\nAssumed:\n")
     for line in dict.fromkeys(line for row in rows for line in row["assumptions"]):
         print_line(f"- {line}")
@@ -83,7 +83,7 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, str]:
 def _told(row: Mapping[str, Any]) -> dict[str, object]:
     """Format one row as texts, each number with its range."""
     shown = {name: _ranged(row, key) for name, key in _numbers(row).items()}
-    cells = {name: row[name] for name in ("source", "window")}
+    cells = {name: row[name] for name in ("source", "columns")}
     return {**cells, "decoder": row["label"], "tokens_per_step": _ranged(row, "tokens_per_step"), **shown}
 
 

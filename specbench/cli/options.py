@@ -106,6 +106,12 @@ def chosen_format(output: str, fmt: str | None, to: Path | None, as_json: bool) 
     return fmt
 
 
+def check_latex(fmt: str, caption: str | None, notes: bool) -> None:
+    """Reject flags that have an effect in LaTeX only."""
+    if fmt != "latex" and (caption or notes):
+        raise SpecbenchError(f"{'--caption' if caption else '--notes'}: not in {fmt}", "use --format latex")
+
+
 Runs = argument("RUN", "Run ids, prefixes of run ids, decoders of runs, or run folders.", None, show_default="all runs")
 Run = argument("RUN", "Run id, prefix of a run id, decoder of the run, or run folder.")
 Reference = option(

@@ -68,6 +68,7 @@ def report(
     for text in incomplete_shards(shards_in(out)):
         console.warn(f"{text}: the tables lack their images")
     fmt = opt.chosen_format("tables" if of_tables else "report", fmt, to, json)
+    opt.check_latex(fmt, caption, notes)
     if long and not FORMATS[fmt].long:
         what = f"--long cannot be written as {fmt}, only as {enumerated(formats_with('long'), 'or')}"
         raise SpecbenchError(what, "choose a format, for example: --long --to t.csv")

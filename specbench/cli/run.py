@@ -27,7 +27,7 @@ from specbench.runs.settings import (
 )
 from specbench.specs.components import CHOICES
 from specbench.specs.options import SettingOrigin, SettingSource, Use, plain
-from specbench.specs.presets import PRESETS, options_of
+from specbench.specs.presets import PRESETS, decoder_name, options_of
 from specbench.system import console
 from specbench.system.downloads import offline
 from specbench.system.torch_device import AUTO
@@ -49,14 +49,20 @@ class _RunCommand(Command):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         asked = next((place for place, text in enumerate(args) if text in ("--help", "-h")), None)
         self._topic = "".join(args[asked + 1 : asked + 2]) if asked is not None else ""
-        if self._topic and self._topic not in (*PRESETS, _EVERYTHING) and not self._topic.startswith("-"):
-            raise unknown_name("decoder", self._topic, PRESETS)
+        self._typed = self._topic
+        if self._topic and self._topic != _EVERYTHING and not self._topic.startswith("-"):
+            self._topic = decoder_name(self._topic)
+            if self._topic not in PRESETS:
+                raise unknown_name("decoder", self._topic, PRESETS)
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         options = {**dict.fromkeys(CHOICES), **options_of(PRESETS[self._topic])} if self._topic in PRESETS else {}
         parameters: list[Any] = self.params
         of_decoders = {setting.name for setting in decoder_settings()}
+        flags = {parameter.opts[0].removeprefix("--") for parameter in parameters}
+        if inline := [f"{name}: {option.help}" for name, option in options.items() if option and name not in flags]:
+            self.epilog = escape(f"To be written inline, as in {self._typed}:NAME=VALUE: {'; '.join(inline)}")
         for parameter in parameters:
             name, panel = parameter.opts[0].removeprefix("--"), getattr(parameter, "rich_help_panel", None) or ""
             if options:

@@ -160,7 +160,7 @@ def _matched(name: str, folder: Path, prompts: PromptSet) -> dict[Key, Path]:
             if (prompt.id, sample) not in images:
                 called = f"'{prompt.text:.60}'" if prompt.id == text_id(prompt.text) else f"prompt '{prompt.id}'"
                 seen_as = f"looked for {prompt.id}-{sample}.png" if name == "ids" else f"read as layout {name}"
-                fix = f"remove the prompt from the file if it has no image; {seen_as}"
+                fix = f"if it has no image, name a file of only the other prompts: --prompts FILE; {seen_as}"
                 raise _Incomplete(f"{folder} has no image {sample} of {called}", fix)
     return images
 

@@ -9,7 +9,7 @@ from specbench.models.catalog import find_model, models
 from specbench.models.facts import BYTES, DTYPES, EIGHT_BITS, RANDOM, ModelChoice, ModelFacts
 from specbench.models.hub_model import MODELS
 from specbench.papers.table import SCORE, STEP_RATIOS, Row, Table
-from specbench.papers.table_files import load_table, load_tables, refuse_mistyped, table_names
+from specbench.papers.table_files import is_table, load_table, load_tables, refuse_mistyped
 from specbench.reporting.columns import number
 from specbench.reporting.forecast import Accepted, ForecastSetting, Printed, Range, accepted_lengths, forecast_rows
 from specbench.reporting.marks import label
@@ -44,8 +44,8 @@ def forecast(
 
     Args:
         on: device, for example "A100", "RTX 4090", "cpu" or "2039GB/s,312TFLOP/s".
-        sources: run ids, unique prefixes of run ids, run folders, or names of papers' tables; all runs in `out` by
-            default.
+        sources: run ids, unique prefixes of run ids, run folders, names of papers' tables, or a table's file
+            (FILE.toml); all runs in `out` by default.
         model: a name of `specbench list models`; if None, the sources' model.
         batch, dtype: images decoded together, and number format; if None, the model's format.
         bandwidth, flops: lowest and highest fraction of the device's peaks that is reached.
@@ -63,11 +63,11 @@ def forecast(
     """
     _check_ranges(batch, dtype, bandwidth, flops, overhead_ms, window)
     asked = [str(name) for name in chosen("source", sources)]
-    names = [name for name in asked if name in table_names()]
+    names = [name for name in asked if is_table(name)]
     runs = [name for name in asked if name not in names]
     refuse_mistyped(runs, out)
     accepted = accepted_lengths(find_runs(out, runs or ())) if runs or not names else []
-    accepted += [entry for name in names for entry in _printed_lengths(load_table(name), model)]
+    accepted += [entry for name in names for entry in _printed_lengths(load_table(name, out), model)]
     if not accepted:
         raise SpecbenchError(f"no runs in {out}", "name a run, or a paper's table: specbench list tables")
     measured = sorted({entry.model for entry in accepted})

@@ -15,7 +15,7 @@ from specbench.papers.cells import OVER_BASELINE, Cell
 from specbench.papers.join import Line, PaperTable, definition, plain_name
 from specbench.papers.table import SCORE, Column, Table
 from specbench.reporting.columns import FEW_PROMPTS, MISSING, TOO_FEW, between, number
-from specbench.reporting.row import ARROWS
+from specbench.reporting.row import ARROWS, typed_heading
 from specbench.stats import RULE
 from specbench.system.text_tables import TextCell, TextTable
 
@@ -48,9 +48,9 @@ def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
     usual, by_name = _columns_by_name(joined.table)
     names = [*names, *(name for name in (OVER_BASELINE,) if name in by_name and name not in names)]
     for name in names:
-        if name.strip().lower() not in by_name:
+        if typed_heading(name) not in by_name:
             raise unknown_name("column", name, usual)
-    columns = tuple(by_name[name.strip().lower()] for name in names)
+    columns = tuple(by_name[typed_heading(name)] for name in names)
     cells = ({column.name: line.cells[column.name] for column in columns} for line in joined.lines)
     return replace(
         joined,
@@ -66,7 +66,7 @@ def check_columns(table: Table, names: Sequence[str]) -> None:
     usual, by_name = _columns_by_name(table)
     added = [text for name in bundled_metrics() for text in (name.lower(), name.lower().replace("-", " "))]
     for name in names:
-        typed = name.strip().lower()
+        typed = typed_heading(name)
         if typed not in by_name and typed != OVER_BASELINE and not typed.startswith(tuple(added)):
             raise unknown_name("column", name, usual)
 

@@ -259,8 +259,7 @@ def with_baseline(joined: PaperTable, name: str) -> PaperTable:
     """Use a row of each group as the group's baseline: add a column of speed-ups over the baseline, and mark scores and
     speed-ups that differ from the baseline's. `name`: the baseline's label or decoder, or the start of its run id."""
     if SEEDS in joined.remarks:
-        what = f"--baseline {name}: {joined.table.name} has rows of several seeds"
-        raise SpecbenchError(what, f"choose a single seed: specbench bench {joined.table.name} --seed N")
+        raise several_seeds(joined.table, name)
     bases: dict[str | None, Line] = {}
     for row, line in zip(joined.table.rows, joined.lines, strict=True):
         named = name.lower() in (line.label.lower(), str(row.decoder).lower())
@@ -295,6 +294,12 @@ def with_baseline(joined: PaperTable, name: str) -> PaperTable:
         lines=tuple(lines),
         definitions=(*joined.definitions, definition(column)),
     )
+
+
+def several_seeds(table: Table, name: str) -> SpecbenchError:
+    """Build the error for a baseline of a table with rows of several seeds."""
+    what = f"--baseline {name}: {table.name} has rows of several seeds"
+    return SpecbenchError(what, f"choose a single seed: specbench bench {table.name} --seed N")
 
 
 def definition(column: Column) -> str:

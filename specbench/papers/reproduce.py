@@ -14,9 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, PARTIAL, SpecbenchError
+from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, PARTIAL, SpecbenchError, unknown_name
 from specbench.metrics import catalog as metric_catalog
-from specbench.papers.join import PaperTable, join
+from specbench.papers.join import PaperTable, join, several_seeds
 from specbench.papers.planned_cells import (
     PlannedCell,
     as_run_here,
@@ -69,6 +69,21 @@ def bench_table(
     elsewhere = find_measured([cell for cell in planned if cell.settings in done.problems], out)
     measured = {cell: folder for cell, folder in elsewhere.items() if isinstance(folder, Path)}
     return replace(join(with_runs(table, runs), done.found | measured), problem=done.trouble)
+
+
+def check_baseline(table: Table, flags: Mapping[str, Any], name: str, runs: Sequence[Path]) -> None:
+    """Reject a baseline that `specbench.papers.join.with_baseline` will not find after the table is measured. `runs`:
+    stored runs that are added as rows. The start of a run id may name a run that is not yet decoded."""
+    cells = resolve_cells(table, flags)
+    resolved = {cell.settings: cell.values for cell in cells if cell.values}
+    table = with_runs(as_run_here(table, cells, flags.get("model"), ()), runs)
+    names = {text for row in table.rows for text in (row.label, str(row.decoder))}
+    ids = (*(folder.name for folder in runs), *(f"{values.model}-" for values in resolved.values()))
+    if name.lower() not in map(str.lower, names) and not any(name.startswith(i) or i.startswith(name) for i in ids):
+        raise unknown_name("baseline", name, names)
+    cells_of_rows = (table.runs_of(row, column) for row in table.rows for column in table.columns)
+    if any(len({resolved[part].seed for part in cell if part in resolved}) > 1 for cell in cells_of_rows):
+        raise several_seeds(table, name)
 
 
 def measured_table(

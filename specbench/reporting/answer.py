@@ -252,8 +252,8 @@ def _quality(chosen: Sequence[ReportRow], rows: Sequence[ReportRow]) -> list[str
     needed = needed or [score.prompts_needed for score in of_ar if score.prompts_needed]
     change = f" To detect a change of {100 * CHANGE:g} %, up to {max(needed):,} prompts are needed." if needed else ""
     listed = "; ".join(f"{who} in {', '.join(of)}" for who, of in unclear.items())
-    images = min(score.n or 0 for score in open_scores)
-    over = f"{images} image{'s' if images != 1 else ''}"
+    images = sorted({score.n or 0 for score in open_scores})
+    over = " to ".join(map(str, dict.fromkeys((images[0], images[-1])))) + f" image{'s' if images[-1] != 1 else ''}"
     return [*sentences, f"No difference from AR's scores is shown over {over}: {listed}.{change}"]
 
 

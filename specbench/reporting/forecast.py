@@ -20,7 +20,7 @@ from specbench.models.facts import BYTES, EIGHT_BITS, EIGHT_BITS_GAIN, RANDOM, M
 from specbench.models.forward_time import Forward, Reached, forward_ms
 from specbench.models.network_sizes import HEAD_SIZES, NetworkSize, Size, draft_weights, first_layer_weights
 from specbench.reporting.comparability import Run
-from specbench.reporting.marks import label
+from specbench.reporting.marks import label, window_of
 from specbench.runs.memory_estimate import usual_columns
 from specbench.specs.components import node_paths
 from specbench.specs.presets import DecoderSpec
@@ -126,15 +126,23 @@ def forecast_rows(accepted: Sequence[Accepted], setting: ForecastSetting) -> lis
     """Compute a forecast row for each accepted length.
 
     Returns:
-        One dict each: `kind` ("forecast"), `source, decoder, label, window, model, device, dtype, batch, nfe`,
-        `tokens_per_step` with the range of `Accepted.range`; as low, middle and high value `forward_ms, step_ms,
-        seconds, ar_seconds, speed_up, window_cost, images_per_hour` (`NAME_low`, `NAME`, `NAME_high`; low is the
-        smaller number), seconds for all images of a batch together; `parts_ms` of the middle forward; `assumptions`,
-        sentences.
+        One dict each: `kind` ("forecast"), `source, decoder, label, window, columns` (of a forward, in the middle of an
+        image), `model, device, dtype, batch, nfe`, `tokens_per_step` with the range of `Accepted.range`; as low, middle
+        and high value `forward_ms, step_ms, seconds, ar_seconds, speed_up, window_cost, images_per_hour` (`NAME_low`,
+        `NAME`, `NAME_high`; low is the smaller number), seconds for all images of a batch together; `parts_ms` of the
+        middle forward; `assumptions`, sentences.
     """
     ar = next((length.overhead_ms for length in accepted if not length.decoder.drafts), None)
+    accepted = [_with_window(length, accepted) for length in accepted]
     overheads = [_overheads(length, setting, ar) for length in accepted]
     return [_row(length, setting, of_steps) for length, of_steps in zip(accepted, overheads, strict=True)]
+
+
+def _with_window(length: Accepted, others: Sequence[Accepted]) -> Accepted:
+    """Add the window to a label that other windows share."""
+    windows = {other.decoder.options.get("window") for other in others if other.label == length.label}
+    window = length.decoder.options.get("window")
+    return length if len(windows) < 2 else replace(length, label=f"{length.label} window={window}")
 
 
 def _overheads(length: Accepted, setting: ForecastSetting, ar: float | None) -> list[Range]:
@@ -166,7 +174,8 @@ def _row(length: Accepted, setting: ForecastSetting, overheads: Sequence[Range])
         "source": length.source,
         "decoder": length.decoder.name,
         "label": length.label,
-        "window": columns,
+        "window": window_of(length.decoder.options),
+        "columns": columns,
         "model": model.name,
         "device": setting.peak.name,
         "dtype": setting.dtype,
@@ -270,7 +279,10 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
             f"--dtype {EIGHT_BITS} {EIGHT_BITS_GAIN}: reading its weights takes at least as long as in {setting.dtype}."
         )
     if peak.products:
-        lines.append("Weight products take the time measured on this device for as many columns, at the assumed share.")
+        lines.append(
+            "Weight products take the time measured on this device for as many columns, at the assumed share; "
+            "--window-factor is not applied."
+        )
     else:
         if any(setting.factors(usual_columns(length.decoder, model)) != (1, 1) for length in accepted):
             lines.append(
@@ -302,7 +314,7 @@ def _printed_sentences(accepted: Sequence[Accepted]) -> list[str]:
         low, high = (pick(printed, key=lambda entry: entry.tokens_per_step) for pick in (min, max))
         texts = dict.fromkeys(f"{entry.tokens_per_step:.3g} on {entry.model} ({entry.source})" for entry in (low, high))
         lines.append(f"{name}: papers print {' to '.join(texts)}; the ranges include these values.")
-    if unknown := dict.fromkeys(length.decoder.name for length in accepted if not length.printed):
+    if unknown := dict.fromkeys(length.label for length in accepted if not length.printed):
         why = "no known paper prints tokens per step with these options on another model"
         lines.append(f"Without a range: {', '.join(unknown)}; {why}.")
     return lines

@@ -162,7 +162,8 @@ def over_table(rows: Sequence[SeedsRow]) -> TextTable:
     lines = []
     for row in rows:
         chosen = [MISSING if row.options.get(name) is None else plain(row.options[name]) for name in options]
-        cells = [_cell(row.numbers.get(name), digits[name]) for name in numbers]
+        itself = ("speedup", "speedup_geometric") if named_ar(row.decoder) else ()
+        cells = [_cell(row.numbers.get(name), digits[name], name in itself) for name in numbers]
         lines.append([row.decoder, *chosen, str(len(row.seeds)), str(row.images), *cells])
     headings = ["decoder", *options, "seeds", "images", *(named.get(name, title) for name, title in numbers.items())]
     notes = [f"{copy} is a copy and is omitted." for row in rows for copy in row.copies]
@@ -185,8 +186,9 @@ def over_json(table: TextTable, records: Sequence[Mapping[str, Any]], label: str
     return json_text(records)
 
 
-def _cell(pooled: Pooled | None, digits: int) -> str:
-    if pooled is None:
-        return MISSING
+def _cell(pooled: Pooled | None, digits: int, itself: bool) -> str:
+    """Format a number with its interval; `itself`: whether it compares AR with itself, which needs no interval."""
+    if pooled is None or itself:
+        return MISSING if pooled is None else number(pooled.value, digits)
     spread = "" if pooled.spread is None else f" ± {number(pooled.spread, digits)}"
     return with_interval(pooled, digits, unit=spread, too_few=True)

@@ -5,6 +5,7 @@ Numbers are named after the function of `specbench.stats` that defines them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
@@ -24,6 +25,11 @@ SIGNS: Mapping[Better, int] = {"lower": -1, "higher": 1}
 ARROWS: Mapping[Better, str] = {"lower": "↓", "higher": "↑"}
 NumberValue = Estimate | float | Sequence[float | None] | None
 """Number of a run, whose interval may be missing; or a list per depth or position; or None if missing."""
+
+
+def typed_heading(text: str) -> str:
+    """Return a heading as it was typed, or copied from a table, in lower case and without arrow and "[95 %]"."""
+    return re.sub(r"\s*(?:[↓↑]|\[95 %\])", "", text).strip().lower()
 
 
 @dataclass(frozen=True)

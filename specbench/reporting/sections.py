@@ -10,7 +10,7 @@ from specbench.reporting import columns as col
 from specbench.reporting.answer import answer
 from specbench.reporting.columns import MISSING, SPEED, THROUGHPUT, ReportColumn
 from specbench.reporting.compare import MARKED, marks, real_differences
-from specbench.reporting.row import Compared, ReportRow
+from specbench.reporting.row import Compared, ReportRow, typed_heading
 from specbench.specs.run_spec import OFF_IF_NONE, SAMPLING
 from specbench.stats import RULE, Number
 from specbench.store.run_folders import same_but_for_threads
@@ -92,7 +92,8 @@ def _notes(runs: Sequence[ReportRow], remark: str) -> list[str]:
     """List the notes needed to understand the first table, at most `_MOST_NOTES` lines."""
     over = [row.over_ar.pairs or 0 for row in runs if row.over_ar.speedup is not None and row.over_ar.speedup_note]
     images = " to ".join(map(str, dict.fromkeys((min(over), max(over))))) if over else ""
-    common = [f"The speed-up is over the {images} images in common with AR."] if over else []
+    shared = "one image" if images == "1" else f"{images} images"
+    common = [f"The speed-up is over the {shared} in common with AR."] if over else []
     few = [col.FEW_PROMPTS] if lacks_interval(runs, parts=False) else []
     unbounded = any(row.roofline.roofline_note for row in runs)
     wrong = ["Decoding was faster than the device's peak; see specbench report --all"] if unbounded else []
@@ -103,10 +104,10 @@ def _notes(runs: Sequence[ReportRow], remark: str) -> list[str]:
 
 def with_columns(grouped: Sequence[Section], names: Sequence[str]) -> list[Section]:
     """Reduce each section to one table: the decoder, then the named columns in the given order. `names`: headings, in
-    any case and without "[95 %]", or short names (`_short_names`)."""
+    any case, with or without arrow and "[95 %]", or short names (`_short_names`)."""
     by_heading = list(map(_by_heading, grouped))
     short = [_short_names(columns) | columns for columns in by_heading]
-    headings = [name.strip().lower() for name in names if name.strip().lower() != col.DECODER.heading]
+    headings = [name for name in map(typed_heading, names) if name != col.DECODER.heading]
     for name in headings:
         if not any(name in columns for columns in short):
             raise unknown_name("column", name, dict.fromkeys(name for columns in by_heading for name in columns))

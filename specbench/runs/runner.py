@@ -265,7 +265,9 @@ def announcement(plans: Sequence[Plan]) -> list[str]:
     if not added:
         return [line]
     few, among = max((images, min(planned.first or 0, len(plan.chosen))) for plan, planned, images in added)
-    first_few = f"the first {console.counted(few, 'prompt')}" if few == among else f"{few} of the first {among} prompts"
+    first_few = f"{few} of the first {among} prompts"
+    if few == among:
+        first_few = f"the first {few} prompts" if few > 1 else "the first prompt"
     there = all(_stored(plan, planned) for plan, planned, _ in added)
     cost = ", stored already" if there else f"{_time(added)} (to omit it: --baseline 0)"
     return [line, f"baseline for the speed-up: ar on {first_few}{cost}"]

@@ -26,6 +26,11 @@ MEANS = (
     "perplexity",
 )
 """Numbers of a run with an `interval`, in the order of the key `intervals` of reports."""
+_DOMAINS = {
+    **{"logp_mean": (-math.inf, 0.0), "nll_gap": (-math.inf, math.inf), "image_perplexity": (1.0, math.inf)},
+    **dict.fromkeys(("top1", "acceptance"), (0.0, 1.0)),
+}
+"""{mean: lowest and highest possible value}, which limit the bounds of its interval; other means are at least 0."""
 TOKEN_MEANS = ("logp_mean", "entropy_mean")
 """Token statistics whose differences from AR form one family of tests. The test of log p also tests the perplexity."""
 
@@ -43,7 +48,9 @@ def interval(name: str, rows: pd.DataFrame) -> Estimate | None:
     if not math.isfinite(value):
         return Estimate(value)
     mean = mean_difference(gaps, rows.loc[gaps.index, "prompt_id"], value)
-    return Estimate(mean.value, mean.low, mean.high)
+    least, most = _DOMAINS.get(name, (0.0, math.inf))
+    low, high = (None if bound is None else min(max(bound, least), most) for bound in (mean.low, mean.high))
+    return Estimate(mean.value, low, high)
 
 
 def difference_from(name: str, rows: pd.DataFrame, baseline: pd.DataFrame) -> Difference | None:

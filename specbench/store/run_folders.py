@@ -174,9 +174,10 @@ def setting_texts(spec: RunSpec) -> dict[str, str]:
 
 
 def _differing(values: Mapping[str, object], others: Iterable[Mapping[str, object]]) -> list[str]:
-    """Return the entries of `values`, as "name=value", that differ in at least one of the `others`."""
+    """Return the non-empty entries of `values`, as "name=value", that differ in at least one of the `others`."""
     others = list(others)
-    return [f"{name}={plain(values[name])}" for name in values if any(o.get(name) != values[name] for o in others)]
+    differing = [name for name, value in values.items() if any(other.get(name) != value for other in others)]
+    return [f"{name}={plain(values[name])}" for name in differing if values[name] != ""]
 
 
 def read_infos(out: Path | str) -> dict[Path, RunInfo]:

@@ -64,7 +64,8 @@ class HeadPlan:
     def __post_init__(self) -> None:
         check_counts(images=self.images, epochs=self.epochs, batch=self.batch)
         if self.batch > self.images:
-            raise SpecbenchError(f"--batch {self.batch}: more than --images")
+            what = f"--batch {self.batch}: more than --images {self.images}"
+            raise SpecbenchError(what, f"add images, or add --batch {self.images}")
         if not self.lr > 0:
             raise SpecbenchError(f"--lr {self.lr}: must be above 0")
 

@@ -159,6 +159,8 @@ def test_parts_of_a_run_share_its_baseline_and_say_how_much_of_it_is_theirs(tmp_
     settings = {"decoder": "sjd", "limit": 12, "baseline": 8, "shard": "1/2"}
     [_, note] = announcement([make_plan(merge(run_settings(), settings, env={}))])
     assert note.startswith("baseline for the speed-up: ar on 4 of the first 8 prompts")
+    [_, note] = announcement([make_plan(merge(run_settings(), {"decoder": "sjd", "baseline": 1}, env={}))])
+    assert note.startswith("baseline for the speed-up: ar on the first prompt (")
 
 
 def test_the_command_that_adds_ar_names_the_folder_where_the_run_is_now(cli, tmp_path):

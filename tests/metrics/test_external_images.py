@@ -297,7 +297,7 @@ def test_a_folder_of_a_released_layout_is_scored(tmp_path, cli):
     (tmp_path / "p.txt").write_text("a cat\na dog\n")
     cli(*line.split()).refused("no score: these metrics need reference images for these prompts")
     (tmp_path / "p.txt").write_text("a cat\na dog\na bird\n")
-    assert "has no image 0 of 'a bird'" in cli(*line.split()).err
+    cli(*line.split()).refused("has no image 0 of 'a bird'", "name a file of only the other prompts: --prompts FILE")
     (tmp_path / "p.txt").write_text("a cat\n")
     assert "prompt_1.png belongs to no prompt: the list has 1 lines" in cli(*line.split()).err
 

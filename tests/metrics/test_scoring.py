@@ -54,6 +54,14 @@ def test_renders_score_one_and_blanks_score_zero(tmp_path):
         assert row["fingerprint"] == made_score(ShapesDetector()).fingerprint and "detector" in row["identity"]
 
 
+def test_a_reference_that_no_chosen_metric_uses_is_refused(tmp_path):
+    folder, settings = drawn_run(tmp_path, n=2), Settings(reference=tmp_path)
+    refused("--reference: no chosen metric uses reference images", scoring.score, [folder], DETECTOR, settings)
+    assert values(folder) == {}
+    scoring.score([folder], [*DETECTOR, "shapes-frechet"], Settings(reference=folder / "images"))
+    assert "shapes-detector" in values(folder)
+
+
 def test_only_missing_images_are_looked_at(tmp_path, monkeypatch):
     folder = drawn_run(tmp_path, n=3)
     scoring.score([folder], DETECTOR)

@@ -136,13 +136,15 @@ def test_the_best_of_many_is_corrected_for_the_choice():
 def test_scores_that_agree_image_by_image_are_no_open_question(monkeypatch):
     def rows(*_):
         same = Compared("clip", Estimate(0.0, 0.0, 0.0), 1.0, None, 9)
-        return [same, Compared("aesthetic", Estimate(0.1, -0.1, 0.3), 0.4, None, 9)]
+        unclear = Compared("aesthetic", Estimate(0.1, -0.1, 0.3), 0.4, None, 9)
+        return [same, unclear, replace(unclear, name="geneval", n=12)]
 
     monkeypatch.setattr("specbench.reporting.answer.scores_beside", rows)
     scored = replace(AR, scores=[score("aesthetic", prompts_needed=321), score("fid", prompts_needed=9)])
     texts = answer([scored, row("predictive", 1.3, 1.2, 1.4)])
     assert "predictive (window 16) and AR have the same clip on every image." in texts
     assert any("aesthetic [" in text and "clip" not in text for text in texts)
+    assert any("No difference from AR's scores is shown over 9 to 12 images:" in text for text in texts)
 
 
 def test_a_batch_needs_no_advice_to_add_the_ar_that_is_there():

@@ -390,7 +390,7 @@ def test_a_card_shows_one_image_and_a_run_is_shown_in_words(runs, cli, tmp_path)
 
 def test_files_have_the_format_of_their_ending_and_the_columns_that_were_asked_for(runs, cli, tmp_path):
     tex, page = tmp_path / "t.tex", tmp_path / "p.html"
-    written = cli("report", "--out", tmp_path, "--columns", "steps,Speed-Up", "--to", tex, "--html", page)
+    written = cli("report", "--out", tmp_path, "--columns", "steps,Speed-Up ↑ [95 %]", "--to", tex, "--html", page)
     assert (written.code, written.out.split()) == (0, [str(page), str(tex)])
     head = next(line for line in tex.read_text().splitlines() if line.startswith("decoder"))
     assert head == r"decoder & NFE $\downarrow$ & speed-up $\uparrow$ {[}95 \%{]} \\"
@@ -409,5 +409,5 @@ def test_files_have_the_format_of_their_ending_and_the_columns_that_were_asked_f
     )
     cli("report", "--out", tmp_path, "--columns", "steps,sped", "--format", "latex").refused("unknown column 'sped'")
     paper = ("report", "gsd-1", "--out", tmp_path, "--format", "latex", "--columns")
-    tables = [cli(*paper, names).out for names in ("NFE,steps saved,clip", "nfe,step_ratio,score:clip")]
+    tables = [cli(*paper, names).out for names in ("NFE ↓,steps saved,clip", "nfe,step_ratio,score:clip")]
     assert tables[0] == tables[1] and "NFE" in tables[0], "what reports of runs call a number, or the table's file"

@@ -99,6 +99,23 @@ def test_a_forecast_from_another_model_reaches_to_what_papers_print_for_its_kind
     assert "anole" in (models := {entry.model for entry in printed_elsewhere(SJD)}) and "lumina" not in models
 
 
+def test_decoders_of_the_same_label_are_told_apart_by_their_window():
+    narrow, wide = (dataclasses.replace(SJD, model="shapes", decoder=resolve("sjd", {"window": w})) for w in (8, 16))
+    wide = dataclasses.replace(wide, printed=(Printed(2.5, "anole", "a paper"),))
+    rows = forecast_rows([narrow, wide, AR], setting())
+    assert [row["label"] for row in rows] == ["sjd window=8", "sjd window=16", "ar"]
+    (unknown,) = [line for line in rows[0]["assumptions"] if line.startswith("Without a range: sjd window=8;")]
+    assert unknown not in rows[1]["assumptions"]
+    assert any(line.startswith("sjd window=16: papers print 2.5") for line in rows[1]["assumptions"])
+    assert forecast_rows([narrow], setting())[0]["label"] == "sjd"
+
+
+def test_the_assumptions_say_that_measured_products_replace_the_factor_of_a_window():
+    peak = dataclasses.replace(peak_of("A100", "bfloat16"), products={1: 1e12, 64: 6e13})
+    rows = [forecast_rows([SJD], dataclasses.replace(setting(window=pair), peak=peak)) for pair in ((1, 1), (5, 10))]
+    assert rows[0] == rows[1] and "--window-factor is not applied." in " ".join(rows[0][0]["assumptions"])
+
+
 def measured_windows():
     """Yield (device, window, how much longer its forward took than AR's) of all measurements at Lumina's size."""
     for path in sorted(RESULTS.glob("gpu/*/raw.json")):
@@ -130,8 +147,10 @@ def test_the_assumed_factor_of_a_window_includes_what_gpus_took():
 def test_a_decoder_of_image_rows_feeds_as_many_rows_as_are_active_at_equal_rates():
     pjd = Accepted("a paper", "lumina", resolve("pjd", {"rows-window": 16}), "pjd", 5.0)
     zipar = Accepted("a paper", "lumina", resolve("zipar", {"rows-window": 11}), "zipar", 4.0)
-    pjd, zipar = forecast_rows([pjd, zipar], setting())
-    assert (pjd["window"], zipar["window"]) == (3 * 8, 5)
+    siblings = Accepted("a run", "shapes", resolve("best-lossless"), "best-lossless", 8.0)
+    pjd, zipar, siblings = forecast_rows([pjd, zipar, siblings], setting())
+    assert (pjd["columns"], zipar["columns"], siblings["columns"]) == (3 * 8, 5, 72)
+    assert (pjd["window"], siblings["window"]) == (None, 64), "as in reports"
     assert any("image rows" in line for line in pjd["assumptions"])
 
 
@@ -183,6 +202,13 @@ def test_printed_steps_and_a_device_given_by_its_rates(cli):
     rows = json.loads(cli("forecast", "gsd-1", "--on", "H200", "--json").out)
     (sjd, _) = [row for row in rows if row["source"].endswith("B SJD")]
     assert sjd["tokens_per_step"] == pytest.approx(2352 / 1035.3)
+
+
+def test_a_table_may_be_spelled_freely_or_be_your_own_file(tmp_path):
+    text = (Path(specbench.__file__).parents[1] / "benchmarks" / "gsd-1.toml").read_text()
+    (tmp_path / "mine.toml").write_text(text.replace('name = "gsd-1"', 'name = "mine"'))
+    exact, free, own = (specbench.forecast("A100", name) for name in ("gsd-1", "GSD1", str(tmp_path / "mine.toml")))
+    assert exact == free and [row["seconds"] for row in own] == [row["seconds"] for row in exact]
 
 
 def test_steps_of_random_weights_are_no_ground_for_a_forecast(cli, tmp_path):

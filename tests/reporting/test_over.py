@@ -82,3 +82,12 @@ def test_scores_over_seeds_of_few_prompts_have_no_interval(tmp_path):
     [both] = over.over_seeds([judged_run(tmp_path, seed, {0, 2}, images=7) for seed in (0, 1)])
     detector, dpg = both.numbers["shapes-detector"], both.numbers["dpg-bench"]
     assert both.images == 14 and (detector.low, detector.high, dpg.low, dpg.high) == (None,) * 4
+
+
+def test_ar_over_itself_has_no_interval(tmp_path):
+    for spec, images in ((synthetic.AR, synthetic.ar(9)), (synthetic.SJD, synthetic.sjd(9))):
+        synthetic.folder(tmp_path, spec, images)
+    table = over.over_table(over.over_seeds([*tmp_path.iterdir()]))
+    place = table.headings.index("speed-up ↑")
+    itself, sjd = (row[place].text for row in table.rows)
+    assert itself == "1.00" and "[" in sjd

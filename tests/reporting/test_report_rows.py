@@ -167,6 +167,7 @@ def test_partly_shared_images_are_compared_and_counted(tmp_path):
     folder(tmp_path / "one", AR, ar(1))
     folder(tmp_path / "one", SJD, sjd(2))
     assert rows_of(tmp_path / "one", "sjd")[0]["speedup_note"] == "over the one image in common with AR"
+    assert "The speed-up is over the one image in common with AR." in render(report_rows(find_runs(tmp_path / "one")))
 
 
 def test_settings_that_differ_are_different_tables_and_a_sweep_is_in_order(tmp_path):

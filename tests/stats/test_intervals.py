@@ -40,6 +40,15 @@ def test_the_speed_up_interval_covers_at_its_nominal_rate(prompts):
     assert honest(hits, 0.95), hits / RUNS
 
 
+@pytest.mark.parametrize("prompts", [3, 40])
+def test_bounds_do_not_depend_on_the_order_of_rows(prompts):
+    draw = np.random.default_rng(prompts)
+    base, mine = draw.integers(50, 99, (2, prompts))
+    order = draw.permutation(prompts)
+    shuffled = stats.ratio_of_totals(base[order], mine[order], order)
+    assert shuffled == stats.ratio_of_totals(base, mine, range(prompts))
+
+
 def test_bounds_of_what_is_positive_are_positive():
     draw = np.random.default_rng(1)
     for prompts in (2, 3, 7, 8, 20):
@@ -213,6 +222,15 @@ def test_a_mean_over_tokens_has_the_interval_of_the_bootstrap():
     pooled = stats.interval("perplexity", rows)
     assert (pooled.low, pooled.high) == pytest.approx((math.exp(-mean.high), math.exp(-mean.low)))
     assert pooled.value == pytest.approx(stats.perplexity(rows))
+
+
+def test_bounds_are_possible_values_of_the_number():
+    rows = run_of(prompts=4)
+    rows["entropy_sum"] = rows["free_tokens"] * np.array([9.0] + [0.0] * 7)
+    rows["logp_sum"] = -rows["entropy_sum"]
+    logp, entropy, perplexity = (stats.interval(name, rows) for name in ("logp_mean", "entropy_mean", "perplexity"))
+    assert (logp.high, entropy.low, perplexity.low) == (0, 0, 1) and logp.low < logp.value < 0 < entropy.value
+    assert stats.interval("image_perplexity", rows).low == 1 and stats.interval("nll_gap", rows).value == 0
 
 
 def test_runs_of_one_distribution_differ_far_less_than_their_intervals_are_wide_and_a_shift_is_found():

@@ -8,7 +8,7 @@ import pytest
 import synthetic
 import tiny
 
-from specbench.store.run_folders import find_runs_like, without_options
+from specbench.store.run_folders import distinctions, find_runs_like, without_options
 from specbench.store.run_info import Invocation, RunInfo, read_info
 from specbench.system.json_values import nonfinite_as_text
 
@@ -23,6 +23,11 @@ def full() -> RunInfo:
     call = Invocation.from_json({**synthetic.INVOCATION, "compile_s": 1.5, "workers": 2, "finished_at": None})
     facts = {"origins": {"seed": "default"}, "window_curve": [{"window": 1}], "memory": {"batch": 1, "images": 2}}
     return RunInfo(SPEC, invocations=[call], roofline=ROOFLINE, **facts)
+
+
+def test_only_an_edited_decoder_is_listed_with_its_code():
+    infos = {name: RunInfo(replace(SPEC, decoder_code=code)) for name, code in (("ours", None), ("edited", "3" * 64))}
+    assert distinctions(infos) == {"ours": "", "edited": "decoder-code=33333333"}
 
 
 def test_a_description_survives_the_file_with_every_key_also_of_other_versions():

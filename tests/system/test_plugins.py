@@ -140,6 +140,13 @@ def test_the_decoder_of_the_guide_is_lossy_unless_its_power_is_1(tmp_path):
     assert found == [(decoders[0], "lossy"), ("power:power=1", "no deviation seen")]
 
 
+def test_help_of_a_decoder_in_a_file_lists_its_options(tmp_path):
+    (tmp_path / "power.py").write_text(POWER)
+    shown = specbench(tmp_path, "run", "--help", "power:DECODER").stdout
+    assert "--fresh-q" in shown and "--tau" not in shown
+    assert "power:DECODER:NAME=VALUE: power: exponent on p/q" in " ".join(shown.split())
+
+
 def test_the_option_of_a_file_is_read_as_the_file_has_it(tmp_path):
     """The built-in `add` also has an `eps`, which is at most 1."""
     text = POWER.replace('"power", 0.5', '"eps", 2.0').replace("power):", "eps):").replace("= power", "= eps")
