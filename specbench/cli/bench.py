@@ -53,7 +53,7 @@ def bench(
     check_environment()
     settings = merge(_SETTINGS, flags)
     fmt = opt.chosen_format("tables", fmt, to, settings.json)
-    opt.check_latex(fmt, caption, notes)
+    opt.check_latex("tables", fmt, caption, notes)
     table, runs = _with_own(load_table(name, settings.out), added or (), settings.out)
     check_columns(table, split_list(columns or ""))
     if baseline:
