@@ -110,7 +110,7 @@ def report_tables(
         if model is None and not any(line.runs for line in joined[-1].lines):
             console.say(f"no run in {out} is of {name}; for another model or prompt set: --model, --prompts")
     if html:
-        print_tables(joined, "html", html, columns)
+        print_tables(joined, "html", html, columns, caption=caption)
     if to or not html:
         print_tables(joined, fmt, to, columns, notes, caption)
     if problem := next((table.problem for table in joined if table.problem), None):
