@@ -53,7 +53,7 @@ def bench(
     check_environment()
     settings = merge(_SETTINGS, flags)
     fmt = opt.chosen_format("tables", fmt, to, settings.json)
-    opt.check_latex(fmt, caption, notes)
+    opt.check_latex("tables", fmt, caption, notes)
     table, runs = _with_own(load_table(name, settings.out), added or (), settings.out)
     check_columns(table, split_list(columns or ""))
     if baseline:
@@ -110,7 +110,7 @@ def report_tables(
         if model is None and not any(line.runs for line in joined[-1].lines):
             console.say(f"no run in {out} is of {name}; for another model or prompt set: --model, --prompts")
     if html:
-        print_tables(joined, "html", html, columns)
+        print_tables(joined, "html", html, columns, caption=caption)
     if to or not html:
         print_tables(joined, fmt, to, columns, notes, caption)
     if problem := next((table.problem for table in joined if table.problem), None):

@@ -106,10 +106,11 @@ def chosen_format(output: str, fmt: str | None, to: Path | None, as_json: bool) 
     return fmt
 
 
-def check_latex(fmt: str, caption: str | None, notes: bool) -> None:
-    """Reject flags that have an effect in LaTeX only."""
-    if fmt != "latex" and (caption or notes):
-        raise SpecbenchError(f"{'--caption' if caption else '--notes'}: not in {fmt}", "use --format latex")
+def check_latex(output: str, fmt: str, caption: str | None, notes: bool) -> None:
+    """Reject --notes and --caption in formats without them. A caption is also the title of a paper's table."""
+    titled = output == "tables" and fmt not in ("csv", "json")
+    if fmt != "latex" and (notes or (caption and not titled)):
+        raise SpecbenchError(f"{'--notes' if notes else '--caption'}: not in {fmt}", "use --format latex")
 
 
 Runs = argument("RUN", "Run ids, prefixes of run ids, decoders of runs, or run folders.", None, show_default="all runs")

@@ -67,8 +67,9 @@ def report(
     of_tables = next(filter(is_table, runs or ()), None)
     for text in incomplete_shards(shards_in(out)):
         console.warn(f"{text}: the tables lack their images")
-    fmt = opt.chosen_format("tables" if of_tables else "report", fmt, to, json)
-    opt.check_latex(fmt, caption, notes)
+    output = "tables" if of_tables else "report"
+    fmt = opt.chosen_format(output, fmt, to, json)
+    opt.check_latex(output, fmt, caption, notes)
     if long and not FORMATS[fmt].long:
         what = f"--long cannot be written as {fmt}, only as {enumerated(formats_with('long'), 'or')}"
         raise SpecbenchError(what, "choose a format, for example: --long --to t.csv")

@@ -410,4 +410,5 @@ def test_files_have_the_format_of_their_ending_and_the_columns_that_were_asked_f
     cli("report", "--out", tmp_path, "--columns", "steps,sped", "--format", "latex").refused("unknown column 'sped'")
     paper = ("report", "gsd-1", "--out", tmp_path, "--format", "latex", "--columns")
     tables = [cli(*paper, names).out for names in ("NFE ↓,steps saved,clip", "nfe,step_ratio,score:clip")]
+    assert cli("report", "gsd-1", "--out", tmp_path, "--caption", "Mine").out.startswith("### Mine")
     assert tables[0] == tables[1] and "NFE" in tables[0], "what reports of runs call a number, or the table's file"
