@@ -17,6 +17,9 @@ from cpu_limit import CpuLimit
 import specbench
 import specbench.system.console
 import specbench.system.signals
+from specbench.models.catalog import models
+from specbench.models.facts import REFERENCES
+from specbench.specs.presets import PRESETS
 
 
 def pytest_addoption(parser):
@@ -61,6 +64,16 @@ def _no_module_keeps_a_stand_in():
 def _ctrl_c_is_heard():
     """Even where the tests were started in the background of a shell, which makes them deaf to it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _plug_ins_end_with_their_file():
+    """Models and decoders of a file of tests are unknown in the next file, because pages list all that are known."""
+    known = [(registry, dict(registry)) for registry in (models(), REFERENCES, PRESETS)]
+    yield
+    for registry, before in known:
+        registry.clear()
+        registry.update(before)
 
 
 @pytest.fixture(autouse=True)
