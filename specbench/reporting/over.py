@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from specbench import stats
+from specbench.errors import SpecbenchError
 from specbench.metrics.score_store import pooled_score, read_scores
 from specbench.reporting.columns import MISSING, number, with_interval
 from specbench.reporting.comparability import Run, code_text, copies, is_ar, nearest_ar
@@ -59,7 +60,7 @@ class SeedsRow:
 
 
 def over_seeds(folders: Sequence[Path]) -> list[SeedsRow]:
-    """Pool runs that differ only in the seed; raise a SpecbenchError for a damaged run."""
+    """Pool runs that differ only in the seed; raise a SpecbenchError for a damaged run, or two runs with one seed."""
     groups: dict[str, list[Run]] = {}
     every = [Run(folder) for folder in folders]
     left_out = copies(every)
@@ -70,6 +71,7 @@ def over_seeds(folders: Sequence[Path]) -> list[SeedsRow]:
     baselines = [run for place in places for run in map(Run, runs_in(place)) if is_ar(run.info)]
     rows = []
     for runs in groups.values():
+        _refuse_one_seed(runs)
         originals = {run.folder for run in runs}
         row = _row(sorted(runs, key=lambda run: run.info.spec.seed), baselines)
         rows.append(replace(row, copies=[str(copy) for copy, folder in left_out.items() if folder in originals]))
@@ -79,6 +81,15 @@ def over_seeds(folders: Sequence[Path]) -> list[SeedsRow]:
         swept = [name for name in _option_names(alike) if len({plain(one.options.get(name)) for one in alike}) > 1]
         shown.append(replace(row, options={name: row.options.get(name) for name in swept}))
     return sorted(shown, key=lambda row: (not named_ar(row.decoder), row.model, row.decoder))
+
+
+def _refuse_one_seed(runs: Sequence[Run]) -> None:
+    """Raise a SpecbenchError if two runs have the same seed: their images are the same, or are shards of one run."""
+    folders: dict[int, Path] = {}
+    for run in runs:
+        if (other := folders.setdefault(run.info.spec.seed, run.folder)) != run.folder:
+            what = f"--over seed: {other} and {run.folder} have the same seed {run.info.spec.seed}"
+            raise SpecbenchError(what, "name one of them; shards: specbench merge")
 
 
 def _option_names(rows: Sequence[SeedsRow]) -> list[str]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import synthetic
 from brightness import Brightness
+from refusals import refused
 
 from specbench.metrics import scoring
 from specbench.metrics.dpg_bench import OfficialDpgBench
@@ -82,3 +83,13 @@ def test_scores_over_seeds_of_few_prompts_have_no_interval(tmp_path):
     [both] = over.over_seeds([judged_run(tmp_path, seed, {0, 2}, images=7) for seed in (0, 1)])
     detector, dpg = both.numbers["shapes-detector"], both.numbers["dpg-bench"]
     assert both.images == 14 and (detector.low, detector.high, dpg.low, dpg.high) == (None,) * 4
+
+
+def test_two_measurements_of_one_seed_are_not_pooled_as_two_seeds(tmp_path, monkeypatch):
+    """Their images are the same, so the interval would be too narrow."""
+    first = synthetic.folder(tmp_path / "monday", synthetic.AR, synthetic.ar(9))
+    copy = synthetic.folder(tmp_path / "copy", synthetic.AR, synthetic.ar(9))
+    monkeypatch.setitem(synthetic.INVOCATION, "started_at", "2026-01-03T03:04:05.000+00:00")
+    again = synthetic.folder(tmp_path / "tuesday", synthetic.AR, synthetic.ar(9))
+    assert over.over_seeds([first, copy])[0].copies == [str(copy)]
+    refused("have the same seed 0", over.over_seeds, [first, again])
