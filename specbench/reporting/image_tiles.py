@@ -103,10 +103,11 @@ def _tile(folder: Path, row: Any, scores: Mapping[str, float]) -> Tile:
 
 def sample_frame(folders: Sequence[Path]) -> pd.DataFrame:
     """Make a DataFrame with a row per image: columns of `specbench.store.schema.IMAGE_TABLE`, then one per metric: the
-    values with the last edited code, or, if these have several fingerprints, a column per fingerprint."""
+    values with the last edited code, or, if these have several fingerprints or a metric is called like another column,
+    a column per fingerprint."""
     scored = [values_per_image(folder) for folder in folders]
     latest = {pair for values in scored for pair in dict(values.keys()).items()}
-    several = {name for name, count in Counter(name for name, _ in latest).items() if count > 1}
+    several = {name for name, count in Counter(name for name, _ in latest).items() if count > 1} | {*IMAGE_TABLE.names}
     frames = []
     for folder, values in zip(folders, scored, strict=True):
         named = {f"{name} ({made})" if name in several else name: of for (name, made), of in values.items()}

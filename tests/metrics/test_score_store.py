@@ -57,6 +57,11 @@ def test_images_scored_in_two_ways_do_not_share_a_column(tmp_path, monkeypatch):
     assert of_one["brightness"].tolist() == [0, 1]
     columns = specbench.samples(runs).filter(like="brightness (")
     assert columns.shape == (4, 2) and columns.notna().sum().tolist() == [2, 2]
+    monkeypatch.setattr(brightness.Brightness, "name", "nfe")
+    brightness.register(monkeypatch, "nfe", "brightness:Brightness")
+    scoring.score(runs[:1], ["nfe"]).check()
+    images = specbench.samples(runs[:1])
+    assert images["nfe"].tolist() == [4, 4] and images.filter(like="nfe (").squeeze().tolist() == [0, 1]
 
 
 def test_scores_and_notes_of_several_references_carry_their_fingerprints(capsys):
