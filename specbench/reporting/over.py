@@ -1,7 +1,8 @@
 """Tables of runs pooled over seeds, with varied options as columns (`specbench report --over seed`)."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -69,11 +70,18 @@ def over_seeds(folders: Sequence[Path]) -> list[SeedsRow]:
         groups.setdefault(json.dumps(same, sort_keys=True), []).append(run)
     places = dict.fromkeys(folder.parent for folder in folders)
     baselines = [run for place in places for run in map(Run, runs_in(place)) if is_ar(run.info)]
+    scored = {
+        (row["metric"], row["fingerprint"])
+        for runs in groups.values()
+        for run in runs
+        for row in read_scores(run.folder)
+    }
+    several = {metric for metric, count in Counter(metric for metric, _ in scored).items() if count > 1}
     rows = []
     for runs in groups.values():
         _refuse_one_seed(runs)
         originals = {run.folder for run in runs}
-        row = _row(sorted(runs, key=lambda run: run.info.spec.seed), baselines)
+        row = _row(sorted(runs, key=lambda run: run.info.spec.seed), baselines, several)
         rows.append(replace(row, copies=[str(copy) for copy, folder in left_out.items() if folder in originals]))
     shown = []
     for row in rows:
@@ -96,7 +104,7 @@ def _option_names(rows: Sequence[SeedsRow]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row.options))
 
 
-def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> SeedsRow:
+def _row(runs: Sequence[Run], baselines: Sequence[Run], several: Set[str]) -> SeedsRow:
     spec = runs[0].info.spec
     settings = {name: text for name, text in setting_texts(spec).items() if name not in ("seed", "decoder-code")}
     settings |= {"code": code_text(runs[0].info)} if spec.decoder_code else {}
@@ -104,15 +112,15 @@ def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> SeedsRow:
     every = pd.concat([run.rows[["prompt_id", "nfe"]] for run in runs], ignore_index=True)
     nfe = stats.interval("nfe", every)  # unknown for imported tokens
     numbers = {"nfe": _pooled(nfe, every, [stats.nfe(run.rows) for run in decoded])} if nfe else {}
-    scores, not_pooled = _scores(decoded) if decoded else ({}, {})
+    scores, not_pooled = _scores(decoded, several) if decoded else ({}, {})
     numbers |= _speedups(decoded, baselines) | scores
     options, seeds = settings | spec.decoder.options, [run.info.spec.seed for run in decoded]
     return SeedsRow(spec.model, spec.decoder.full_name, options, seeds, len(every), numbers, (), not_pooled)
 
 
-def _scores(runs: Sequence[Run]) -> tuple[dict[str, Pooled], dict[str, str]]:
+def _scores(runs: Sequence[Run], several: Set[str]) -> tuple[dict[str, Pooled], dict[str, str]]:
     """Pool the overall scores that all runs have, if they are means over images or categories. Also return the reasons
-    why other scores are not pooled."""
+    why other scores are not pooled. `several`: metrics of the table with several fingerprints, shown in their names."""
     scored = [{(row["metric"], row["fingerprint"]): row for row in read_scores(run.folder)} for run in runs]
     common: list[Any] = sorted(set.intersection(*map(set, scored)))
     numbers: dict[str, Pooled] = {}
@@ -122,8 +130,7 @@ def _scores(runs: Sequence[Run]) -> tuple[dict[str, Pooled], dict[str, str]]:
         own = [scores[metric, fingerprint] for scores in scored]
         values: list[Any] = [score["value"] for score in own]
         estimate = pooled_score([run.folder for run in runs], own[0])
-        several = sum(name == metric for name, _ in common) > 1
-        name = f"{metric} ({fingerprint})" if several else metric
+        name = f"{metric} ({fingerprint})" if metric in several else metric
         if estimate is None or pd.isna(values).any():
             reasons[name] = "it is not a mean of values per image" if estimate is None else "a seed has no value"
         else:
