@@ -70,13 +70,8 @@ def over_seeds(folders: Sequence[Path]) -> list[SeedsRow]:
         groups.setdefault(json.dumps(same, sort_keys=True), []).append(run)
     places = dict.fromkeys(folder.parent for folder in folders)
     baselines = [run for place in places for run in map(Run, runs_in(place)) if is_ar(run.info)]
-    scored = {
-        (row["metric"], row["fingerprint"])
-        for runs in groups.values()
-        for run in runs
-        for row in read_scores(run.folder)
-    }
-    several = {metric for metric, count in Counter(metric for metric, _ in scored).items() if count > 1}
+    shown_scores = {key for runs in groups.values() for key in _common_scores(runs)}
+    several = {metric for metric, count in Counter(metric for metric, _ in shown_scores).items() if count > 1}
     rows = []
     for runs in groups.values():
         _refuse_one_seed(runs)
@@ -116,6 +111,12 @@ def _row(runs: Sequence[Run], baselines: Sequence[Run], several: Set[str]) -> Se
     numbers |= _speedups(decoded, baselines) | scores
     options, seeds = settings | spec.decoder.options, [run.info.spec.seed for run in decoded]
     return SeedsRow(spec.model, spec.decoder.full_name, options, seeds, len(every), numbers, (), not_pooled)
+
+
+def _common_scores(runs: Sequence[Run]) -> set[tuple[str, str]]:
+    """Return metric and fingerprint of the scores that all runs with images have."""
+    scored = [{(row["metric"], row["fingerprint"]) for row in read_scores(run.folder)} for run in runs if len(run.rows)]
+    return set.intersection(*scored) if scored else set()
 
 
 def _scores(runs: Sequence[Run], several: Set[str]) -> tuple[dict[str, Pooled], dict[str, str]]:
