@@ -50,7 +50,8 @@ def samples(runs: Names = (), out: str | Path = "results") -> pd.DataFrame:
 
     Returns:
         DataFrame with the columns of `specbench.columns("samples")`, and a column per metric that scores single images,
-        with the metric's name. `path` is the image's file. Failed images have their error and no numbers.
+        with the metric's name; if the runs were scored in several ways, a column per fingerprint. `path` is the image's
+        file. Failed images have their error and no numbers.
 
     Raises:
         SpecbenchError: an unknown or damaged run.

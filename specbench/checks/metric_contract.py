@@ -16,6 +16,7 @@ from specbench.checks.findings import SKIPPED, Finding, finding, run_tests
 from specbench.metrics.base import Metric, Sample, Settings
 from specbench.metrics.catalog import metric
 from specbench.prompts import load_prompts
+from specbench.system.console import counted
 from specbench.system.images import png_bytes
 
 _IMAGES = 6
@@ -118,7 +119,7 @@ class MetricChecks:
         if difference is None:
             return Finding("difference", SKIPPED, "this metric has no paired difference")
         wrong = [f"a run minus itself is {difference[0].value}, not 0"] * (difference[0].value != 0)
-        return finding("difference", wrong, f"0 between a run and itself, over {difference[1]} images")
+        return finding("difference", wrong, f"0 between a run and itself, over {counted(difference[1], 'image')}")
 
     def _frame(self) -> pd.DataFrame:
         features = self._metric.features(self._samples)

@@ -156,8 +156,8 @@ def _say_drawn(scored: Sequence[Path]) -> None:
 def _print_scores(rows: Sequence[dict[str, Any]], differences: bool, as_json: bool) -> None:
     if not rows and differences:
         console.say("nothing to compare: the runs have no images in common, or the metric has no paired differences")
-    count = Counter((row["run_id"], row["metric"]) for row in rows)
-    repeated = (row["fingerprint"] for row in rows if count[row["run_id"], row["metric"]] > 1)
+    count = Counter(name for name, _ in {(row["metric"], row["fingerprint"]) for row in rows})
+    repeated = (row["fingerprint"] for row in rows if count[row["metric"]] > 1)
     several = {made: f" ({made})" for made in repeated}  # for example, with other reference images
     named = [row | {"metric": row["metric"] + several.get(row["fingerprint"], "")} for row in rows]
     noted = dict.fromkeys((row["note"], row["metric"]) for row in named if row.get("note"))

@@ -40,8 +40,8 @@ class MetricEntry(NamedTuple):
 
 def unjudged(scores: Iterable[Mapping[str, Any]]) -> list[str]:
     """Name the aspects of an image that the metrics of stored scores ignore, in sentences."""
-    told = {score["metric"]: score["unjudged"] for score in scores}
-    return [f"{name} does not judge {text}." for name, text in told.items() if text]
+    told = {score["metric"].partition(":")[0]: score["unjudged"] for score in scores if score["unjudged"]}
+    return [f"{name} does not judge {text}." for name, text in told.items()]
 
 
 _FRONT_ENDS = {

@@ -79,8 +79,10 @@ def _known_score(row: dict[str, Any]) -> dict[str, Any]:
     for name, kind in _SCORE_TYPES.items():
         if not isinstance(row.get(name), kind):
             raise ValueError(f"column {name}")
-    if not isinstance(parse_json(row["identity"]), dict):
+    if not isinstance(facts := parse_json(row["identity"]), dict):
         raise ValueError("column identity")
+    if row["kind"] == "proportions" and facts.get("score") == MEAN_OF_IMAGES:
+        row["kind"] = "plain"  # a plug-in may declare `proportions` although its score is no mean over categories
     return {name: row[name] for name in (*_SCORE_TYPES, "better", "kind")}
 
 
@@ -115,8 +117,8 @@ def score_frame(rows: Sequence[Mapping[str, object]], long: bool) -> pd.DataFram
         frame = pd.DataFrame(rows, columns=[*names])
         numbers = ("value", "low", "high", "cut", "prompts", "prompts_needed")
         return with_units(frame.astype(dict.fromkeys(numbers, float)), RUN_SCORES)
-    ways = Counter((row["run_id"], row["metric"]) for row in rows)
-    several = {name for (_, name), count in ways.items() if count > 1}
+    ways = Counter(name for name, _ in {(row["metric"], row["fingerprint"]) for row in rows})
+    several = {name for name, count in ways.items() if count > 1}
     wide: dict[object, dict[str, object]] = {}
     for row in rows:
         run = wide.setdefault(row["run_id"], {name: row[name] for name in OWNER})

@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 from specbench.errors import enumerated
 from specbench.reporting.columns import FAILED_AUDIT, between, bracketed, failed_audit, number
-from specbench.reporting.compare import corrected, scores_beside, stall_note
+from specbench.reporting.compare import corrected, scores_beside, stall_note, with_fingerprints
 from specbench.reporting.marks import window_of
 from specbench.reporting.row import SIGNS, Quoted, ReportRow
 from specbench.specs.components import columns_fed
 from specbench.stats.intervals import CHANGE, holm, is_real
 from specbench.store.run_info import read_info
+from specbench.system.console import counted
 from specbench.system.monitor import BUSY_CORES
 
 _COSTLY_WINDOW = 1.1
@@ -223,10 +224,10 @@ def _quality(chosen: Sequence[ReportRow], rows: Sequence[ReportRow]) -> list[str
         (_name(row), score, score.estimate)
         for row in chosen
         if row.over_ar.ar_folder is not None
-        for score in corrected(scores_beside(row.over_ar.ar_folder, row.folder))
+        for score in with_fingerprints(corrected(scores_beside(row.over_ar.ar_folder, row.folder)))
         if score.estimate
     ]
-    names = {score.name for _, score, _ in compared}
+    scores = {score.fingerprint for _, score, _ in compared}
     equal: dict[str, list[str]] = {}
     unclear: dict[str, list[str]] = {}
     open_scores = []
@@ -248,12 +249,12 @@ def _quality(chosen: Sequence[ReportRow], rows: Sequence[ReportRow]) -> list[str
         return sentences
     # Number of prompts that detects a change: from the unclear differences if known, else from AR's scores.
     needed = [score.prompts_needed for score in open_scores if score.prompts_needed]
-    of_ar = [score for row in rows if row.is_ar for score in row.scores if score.metric in names]
+    of_ar = [score for row in rows if row.is_ar for score in row.scores if score.fingerprint in scores]
     needed = needed or [score.prompts_needed for score in of_ar if score.prompts_needed]
     change = f" To detect a change of {100 * CHANGE:g} %, up to {max(needed):,} prompts are needed." if needed else ""
     listed = "; ".join(f"{who} in {', '.join(of)}" for who, of in unclear.items())
-    images = sorted({score.n or 0 for score in open_scores})
-    over = " to ".join(map(str, dict.fromkeys((images[0], images[-1])))) + f" image{'s' if images[-1] != 1 else ''}"
+    least, most = (pick(score.n or 0 for score in open_scores) for pick in (min, max))
+    over = f"{least} to {most} images" if least < most else counted(most, "image")
     return [*sentences, f"No difference from AR's scores is shown over {over}: {listed}.{change}"]
 
 

@@ -70,7 +70,11 @@ def compare_runs(a: Path, b: Path, settings: Settings | None = None, may_be_one:
         raise SpecbenchError(f"both names refer to the run '{a.name}'", "name two runs: specbench list runs")
     runs = Run(a), Run(b)
     latencies = (row for name, run in zip("ab", runs, strict=True) for row in _latency_rows(name, run))
-    rows = corrected([*_speed_rows(*runs), *latencies, *quality_rows(a, b, settings)])
+    return with_fingerprints(corrected([*_speed_rows(*runs), *latencies, *quality_rows(a, b, settings)]))
+
+
+def with_fingerprints(rows: Sequence[Compared]) -> list[Compared]:
+    """Append the fingerprint to names that several rows have."""
     count = Counter(row.name for row in rows)
     return [replace(row, name=f"{row.name} ({row.fingerprint})") if count[row.name] > 1 else row for row in rows]
 

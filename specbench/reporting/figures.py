@@ -7,6 +7,7 @@ import io
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -152,7 +153,7 @@ def _axes(axes: Axes, scales: Mapping[str, Mapping[str, Any]], places: Places) -
         if scale.get("type") == "log":
             getattr(axes, f"set_{name}scale")("log")
             axis.set_major_formatter("{x:g}")
-            axis.set_minor_formatter("{x:g}" if name == "x" else "")
+            axis.set_minor_formatter(partial(_minor_label, axis) if name == "x" else "")
         if name in places:
             texts = places[name]
             if name == "y" and isinstance(texts[0], tuple):
@@ -170,6 +171,13 @@ def _axes(axes: Axes, scales: Mapping[str, Mapping[str, Any]], places: Places) -
         if scale.get("grid"):
             axis.grid(True, color="0.9", linewidth=0.5)
             axes.set_axisbelow(True)
+
+
+def _minor_label(axis: Any, value: float, place: int) -> str:
+    """Label a minor tick of a logarithmic axis; on a wide axis only some ticks, so that labels do not overlap."""
+    low, high = sorted(axis.get_view_interval())
+    labelled = "25" if high > 8 * low else "2357" if high > 3 * low else "23456789"
+    return f"{value:g}" if f"{value:.0e}"[0] in labelled else ""
 
 
 def figure_csv(chart: Chart) -> str:

@@ -25,8 +25,8 @@ from PIL import Image
 from specbench.metrics.catalog import unjudged
 from specbench.reporting import charts, image_tiles
 from specbench.reporting.columns import FASTEST, TOO_FEW, failed_audit, number, score_versions, value_of, with_interval
-from specbench.reporting.compare import corrected, scores_beside
-from specbench.reporting.marks import Mark, Marks, marks_of
+from specbench.reporting.compare import corrected, scores_beside, with_fingerprints
+from specbench.reporting.marks import Mark, Marks, distinct, marks_of
 from specbench.reporting.plot_data import pareto, speed_by_prompt, step_data, sweeps
 from specbench.reporting.report_rows import report_rows
 from specbench.reporting.row import ARROWS, ReportRow, ShownScore, unique_names
@@ -104,9 +104,11 @@ def _title(rows: Sequence[ReportRow]) -> str:
 
 
 def page_charts(rows: Sequence[ReportRow]) -> list[charts.Chart]:
-    """Make the charts of these report rows in the order of the page."""
+    """Make the charts of these report rows in the order of the page. Each run has a mark of its own."""
     shown = [_names(section.runs) for section in sections(rows)]
-    return [chart for names in shown for of in (_main_charts, _step_charts) for chart in of(names, _marks(names))]
+    return [
+        chart for names in shown for of in (_main_charts, _step_charts) for chart in of(names, distinct(_marks(names)))
+    ]
 
 
 def template(name: str) -> jinja2.Template:
@@ -323,7 +325,7 @@ def _differences(names: Mapping[str, ReportRow]) -> list[TextTable]:
         (name, score, score.p_holm)
         for name, row in names.items()
         if baseline is not None and row is not baseline
-        for score in corrected(scores_beside(baseline.folder, row.folder))
+        for score in with_fingerprints(corrected(scores_beside(baseline.folder, row.folder)))
         if score.p_holm is not None
     ]
     if not tested:

@@ -7,6 +7,7 @@ or sampled) of each token.
 import io
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +69,7 @@ def first_prompts(folder: Path, limit: int) -> dict[str, Shown]:
 def tiles(folder: Path, prompts: Sequence[str], sample: int = 0) -> dict[str, Tile]:
     """Read the tiles of a run as {prompt id: tile}; prompts without a row are omitted."""
     scores: dict[str, dict[str, float]] = {}
-    for name, values in values_per_image(folder).items():
+    for (name, _), values in values_per_image(folder).items():  # of several fingerprints, the last edited
         shown = values[values["prompt_id"].isin(prompts) & (values["sample"] == sample)]
         for row in shown.itertuples(index=False):
             scores.setdefault(row.prompt_id, {})[name] = float(row.value)
@@ -101,13 +102,22 @@ def _tile(folder: Path, row: Any, scores: Mapping[str, float]) -> Tile:
 
 
 def sample_frame(folders: Sequence[Path]) -> pd.DataFrame:
-    """Make a DataFrame with a row per image: columns of `specbench.store.schema.IMAGE_TABLE`, then one per metric."""
-    frame = pd.concat([_sample_rows(folder) for folder in folders], ignore_index=True)
+    """Make a DataFrame with a row per image: columns of `specbench.store.schema.IMAGE_TABLE`, then one per metric: the
+    values with the last edited code, or, if these have several fingerprints or a metric is called like another column,
+    a column per fingerprint."""
+    scored = [values_per_image(folder) for folder in folders]
+    latest = {pair for values in scored for pair in dict(values.keys()).items()}
+    several = {name for name, count in Counter(name for name, _ in latest).items() if count > 1} | {*IMAGE_TABLE.names}
+    frames = []
+    for folder, values in zip(folders, scored, strict=True):
+        named = {f"{name} ({made})" if name in several else name: of for (name, made), of in values.items()}
+        frames.append(_sample_rows(folder, named))
+    frame = pd.concat(frames, ignore_index=True)
     metrics = [name for name in frame if name not in IMAGE_TABLE.names]
     return with_units(frame[[*IMAGE_TABLE.names, *metrics]], IMAGE_TABLE)
 
 
-def _sample_rows(folder: Path) -> pd.DataFrame:
+def _sample_rows(folder: Path, scored: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     names = [name for name in IMAGE_TABLE.names if name in SAMPLES.names]
     rows = RunStore(folder).samples([*names, "image", *SUMS.names])
     free, files = rows["free_tokens"].where(rows["free_tokens"] > 0), rows["image"]
@@ -117,19 +127,20 @@ def _sample_rows(folder: Path) -> pd.DataFrame:
         entropy_mean=rows["entropy_sum"] / free,
         path=[None if file is None else str(Path(folder) / file) for file in files],
     ).drop(columns=["image", *SUMS.names])
-    for metric, values in values_per_image(folder).items():
-        scored = values[[*KEY, "value"]].astype({"value": float}).rename(columns={"value": metric})
-        rows = rows.merge(scored, on=list(KEY), how="left")
+    for name, values in scored.items():
+        named = values[[*KEY, "value"]].astype({"value": float}).rename(columns={"value": name})
+        rows = rows.merge(named, on=list(KEY), how="left")
     return rows
 
 
-def values_per_image(folder: Path) -> dict[str, pd.DataFrame]:
-    """Map each metric with a value per image to a frame of `prompt_id, sample, category, value`."""
-    by_metric: dict[str, pd.DataFrame] = {}
+def values_per_image(folder: Path) -> dict[tuple[str, str], pd.DataFrame]:
+    """Map each metric with a value per image, and the fingerprint of the values, to a frame of `prompt_id, sample,
+    category, value`. Of several fingerprints of a metric, the last edited is the last."""
+    by_metric: dict[tuple[str, str], pd.DataFrame] = {}
     for score in sorted(read_scores(folder), key=lambda score: str(score["edited"] or "")):
         values = stored_values(feature_place(folder, f"{score['metric']}-{score['fingerprint']}"))
         if values is not None and (is_mean_of_images(score) or score["metric"] in metric_catalog.metric_names()):
-            by_metric[str(score["metric"])] = values.dropna(subset=["value"])
+            by_metric[str(score["metric"]), str(score["fingerprint"])] = values.dropna(subset=["value"])
     return by_metric
 
 
@@ -197,7 +208,7 @@ def mean_map(folder: Path, quantity: str) -> np.ndarray | None:
                 values = np.asarray(getattr(row, quantity), dtype=float)[free].reshape(grid)
             mask = ~np.isnan(values)
             total, seen = total + np.where(mask, values, 0.0), seen + mask
-    if grid is None or (quantity == "accepted" and not np.any(total)):
+    if grid is None or not np.any(seen) or (quantity == "accepted" and not np.any(total)):
         return None
     return np.divide(total, seen, out=np.full(grid, np.nan), where=seen > 0)
 

@@ -57,6 +57,16 @@ def marks_of(decoders: Iterable[str]) -> dict[str, Mark]:
     return marks
 
 
+def distinct(marks: Marks) -> dict[str, Mark]:
+    """Give runs with the same mark, such as runs of the same decoder, other shapes, for charts without names of points.
+    A mark is repeated only if all shapes are used."""
+    found: dict[str, Mark] = {}
+    for name, mark in marks.items():
+        others = (replace(mark, symbol=symbol) for symbol in (mark.symbol, *_SYMBOLS))
+        found[name] = next((other for other in others if other not in found.values()), mark)
+    return found
+
+
 def _place(decoder: str) -> int:
     names = [*_FIRST, *(name for name in PRESETS if name not in _FIRST)]
     return names.index(decoder) if decoder in names else zlib.crc32(decoder.encode())

@@ -1,7 +1,8 @@
 """Tables of runs pooled over seeds, with varied options as columns (`specbench report --over seed`)."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from specbench import stats
+from specbench.errors import SpecbenchError
 from specbench.metrics.score_store import pooled_score, read_scores
 from specbench.reporting.columns import MISSING, number, with_interval
 from specbench.reporting.comparability import Run, code_text, copies, is_ar, nearest_ar
@@ -59,7 +61,7 @@ class SeedsRow:
 
 
 def over_seeds(folders: Sequence[Path]) -> list[SeedsRow]:
-    """Pool runs that differ only in the seed; raise a SpecbenchError for a damaged run."""
+    """Pool runs that differ only in the seed; raise a SpecbenchError for a damaged run, or two runs with one seed."""
     groups: dict[str, list[Run]] = {}
     every = [Run(folder) for folder in folders]
     left_out = copies(every)
@@ -68,10 +70,13 @@ def over_seeds(folders: Sequence[Path]) -> list[SeedsRow]:
         groups.setdefault(json.dumps(same, sort_keys=True), []).append(run)
     places = dict.fromkeys(folder.parent for folder in folders)
     baselines = [run for place in places for run in map(Run, runs_in(place)) if is_ar(run.info)]
+    shown_scores = {key for runs in groups.values() for key in _common_scores(runs)}
+    several = {metric for metric, count in Counter(metric for metric, _ in shown_scores).items() if count > 1}
     rows = []
     for runs in groups.values():
+        _refuse_one_seed(runs)
         originals = {run.folder for run in runs}
-        row = _row(sorted(runs, key=lambda run: run.info.spec.seed), baselines)
+        row = _row(sorted(runs, key=lambda run: run.info.spec.seed), baselines, several)
         rows.append(replace(row, copies=[str(copy) for copy, folder in left_out.items() if folder in originals]))
     shown = []
     for row in rows:
@@ -81,11 +86,20 @@ def over_seeds(folders: Sequence[Path]) -> list[SeedsRow]:
     return sorted(shown, key=lambda row: (not named_ar(row.decoder), row.model, row.decoder))
 
 
+def _refuse_one_seed(runs: Sequence[Run]) -> None:
+    """Raise a SpecbenchError if two runs have the same seed: their images are the same, or are shards of one run."""
+    folders: dict[int, Path] = {}
+    for run in runs:
+        if (other := folders.setdefault(run.info.spec.seed, run.folder)) != run.folder:
+            what = f"--over seed: {other} and {run.folder} have the same seed {run.info.spec.seed}"
+            raise SpecbenchError(what, "name one of them; shards: specbench merge")
+
+
 def _option_names(rows: Sequence[SeedsRow]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row.options))
 
 
-def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> SeedsRow:
+def _row(runs: Sequence[Run], baselines: Sequence[Run], several: Set[str]) -> SeedsRow:
     spec = runs[0].info.spec
     settings = {name: text for name, text in setting_texts(spec).items() if name not in ("seed", "decoder-code")}
     settings |= {"code": code_text(runs[0].info)} if spec.decoder_code else {}
@@ -93,15 +107,21 @@ def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> SeedsRow:
     every = pd.concat([run.rows[["prompt_id", "nfe"]] for run in runs], ignore_index=True)
     nfe = stats.interval("nfe", every)  # unknown for imported tokens
     numbers = {"nfe": _pooled(nfe, every, [stats.nfe(run.rows) for run in decoded])} if nfe else {}
-    scores, not_pooled = _scores(decoded) if decoded else ({}, {})
+    scores, not_pooled = _scores(decoded, several) if decoded else ({}, {})
     numbers |= _speedups(decoded, baselines) | scores
     options, seeds = settings | spec.decoder.options, [run.info.spec.seed for run in decoded]
     return SeedsRow(spec.model, spec.decoder.full_name, options, seeds, len(every), numbers, (), not_pooled)
 
 
-def _scores(runs: Sequence[Run]) -> tuple[dict[str, Pooled], dict[str, str]]:
+def _common_scores(runs: Sequence[Run]) -> set[tuple[str, str]]:
+    """Return metric and fingerprint of the scores that all runs with images have."""
+    scored = [{(row["metric"], row["fingerprint"]) for row in read_scores(run.folder)} for run in runs if len(run.rows)]
+    return set.intersection(*scored) if scored else set()
+
+
+def _scores(runs: Sequence[Run], several: Set[str]) -> tuple[dict[str, Pooled], dict[str, str]]:
     """Pool the overall scores that all runs have, if they are means over images or categories. Also return the reasons
-    why other scores are not pooled."""
+    why other scores are not pooled. `several`: metrics of the table with several fingerprints, shown in their names."""
     scored = [{(row["metric"], row["fingerprint"]): row for row in read_scores(run.folder)} for run in runs]
     common: list[Any] = sorted(set.intersection(*map(set, scored)))
     numbers: dict[str, Pooled] = {}
@@ -111,8 +131,7 @@ def _scores(runs: Sequence[Run]) -> tuple[dict[str, Pooled], dict[str, str]]:
         own = [scores[metric, fingerprint] for scores in scored]
         values: list[Any] = [score["value"] for score in own]
         estimate = pooled_score([run.folder for run in runs], own[0])
-        several = sum(name == metric for name, _ in common) > 1
-        name = f"{metric} ({fingerprint})" if several else metric
+        name = f"{metric} ({fingerprint})" if metric in several else metric
         if estimate is None or pd.isna(values).any():
             reasons[name] = "it is not a mean of values per image" if estimate is None else "a seed has no value"
         else:

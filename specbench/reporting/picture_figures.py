@@ -84,7 +84,7 @@ def _token_map(runs: Mapping[str, Path], kind: str) -> Grid:
     quantity, bar = TOKEN_MAPS[kind]
     maps = {label: shown for label, folder in runs.items() if (shown := mean_map(folder, quantity)) is not None}
     if not maps:
-        needs = "run with --trace" if quantity in TRACES.names else "use a run of a decoder with drafts"
+        needs = "use a run of a decoder with drafts" + ", made with --trace" * (quantity in TRACES.names)
         raise SpecbenchError(f"figure {kind}: no run here has this map", needs)
     numbers = [
         {"run": label, "row": row, "column": column, "value": value}
@@ -118,7 +118,7 @@ def grid_figure(grid: Grid, width: str = "column") -> Drawn:
                     axes.set_title("\n".join(textwrap.wrap(printable(column), max(6, int(20 * side)))), fontsize=6)
                 if picture is not None:
                     image = axes.imshow(picture, cmap="cividis", vmin=0, vmax=top, interpolation="nearest")
-            lines = textwrap.wrap(printable(label), max(6, int(22 * side)))[:3]
+            lines = textwrap.wrap(printable(label), max(6, int(22 * side)), max_lines=3, placeholder=" …")
             panels[place][0].set_ylabel("\n".join(lines), fontsize=5)
         if grid.bar and image is not None:
             figure.colorbar(image, ax=panels, label=grid.bar, location="bottom", aspect=40)

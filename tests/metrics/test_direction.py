@@ -68,6 +68,18 @@ def scored(tmp_path, cli, monkeypatch):
     return run
 
 
+def test_a_mean_over_images_is_not_averaged_over_categories_whatever_its_class_declares(scored, cli):
+    out = scored("higher", "proportions")
+    stored = [score for run in out.iterdir() for score in read_scores(run)]
+    assert [score["kind"] for score in stored] == ["plain"] * 2, "kind decides how scores are pooled and subtracted"
+    assert "Wilson" not in cli("report", "--out", out, "--explain").out
+
+
+def test_what_a_metric_does_not_judge_is_stated_once_for_all_parts():
+    scores = [{"metric": name, "unjudged": text} for name, text in (("m", "skies"), ("m:a", "skies"), ("m:b", None))]
+    assert catalog.unjudged(scores) == ["m does not judge skies."]
+
+
 @pytest.mark.parametrize("better, arrow, best", [("lower", "↓", "sjd"), ("higher", "↑", "ar")])
 def test_reports_follow_what_a_plug_in_declares_without_it(scored, cli, tmp_path, better, arrow, best):
     out = scored(better)

@@ -3,14 +3,18 @@
 import math
 import re
 
+import brightness
 import pyarrow as pa
 import pyarrow.parquet as pq
+import synthetic
 from drawn import drawn_run
 from refusals import refused
 
 import specbench
 from specbench.cli.score import _print_scores
+from specbench.metrics import scoring
 from specbench.metrics.score_store import read_scores, score_frame
+from specbench.prompts import Prompt
 from specbench.store.schema import RUN_SCORES
 
 
@@ -35,7 +39,29 @@ def test_a_metric_that_scored_a_run_in_two_ways_has_two_columns():
     row["n"] = 1
     frame = score_frame([row | {"fingerprint": "x"}, row | {"fingerprint": "y", "value": 2.0}], long=False)
     assert frame.loc[0, ["clip (x)", "clip (y)"]].tolist() == [1.0, 2.0] and len(frame) == 1
+    other = row | {"run_id": "b", "fingerprint": "y", "value": 2.0}
+    frame = score_frame([row | {"fingerprint": "x"}, other], long=False).set_index("run_id")
+    assert frame["clip (x)"].notna().tolist() == [True, False] and frame["clip (y)"].notna().tolist() == [False, True]
     assert len(score_frame([], long=True)) == len(score_frame([], long=False)) == 0
+
+
+def test_images_scored_in_two_ways_do_not_share_a_column(tmp_path, monkeypatch):
+    """Runs that were scored before and after a change of a metric's code."""
+    prompts = [Prompt(f"p{n}", f"prompt {n}", None, {}) for n in range(2)]
+    runs = [synthetic.pictured(tmp_path, prompts, spec=spec) for spec in (synthetic.AR, synthetic.SJD)]
+    brightness.register(monkeypatch, "brightness", "brightness:Brightness")
+    scoring.score(runs[:1], ["brightness"]).check()
+    monkeypatch.setattr(brightness.Brightness, "version", "2")
+    scoring.score(runs[1:], ["brightness"]).check()
+    of_one = specbench.samples(runs[:1])
+    assert of_one["brightness"].tolist() == [0, 1]
+    columns = specbench.samples(runs).filter(like="brightness (")
+    assert columns.shape == (4, 2) and columns.notna().sum().tolist() == [2, 2]
+    monkeypatch.setattr(brightness.Brightness, "name", "nfe")
+    brightness.register(monkeypatch, "nfe", "brightness:Brightness")
+    scoring.score(runs[:1], ["nfe"]).check()
+    images = specbench.samples(runs[:1])
+    assert images["nfe"].tolist() == [4, 4] and images.filter(like="nfe (").squeeze().tolist() == [0, 1]
 
 
 def test_scores_and_notes_of_several_references_carry_their_fingerprints(capsys):
@@ -50,6 +76,9 @@ def test_scores_and_notes_of_several_references_carry_their_fingerprints(capsys)
     assert printed.err.splitlines() == ["fid (a), kid (a): as a", "fid (b): as b", "other: as c"]
     names = [line.split(" | ")[1].strip() for line in printed.out.splitlines()[2:]]
     assert names == ["fid (a)", "kid (a)", "fid (b)", "other"]
+    _print_scores([rows[0], rows[2] | {"run_id": "s"}, rows[3]], False, False)
+    names = [line.split(" | ")[1].strip() for line in capsys.readouterr().out.splitlines()[2:]]
+    assert names == ["fid (a)", "fid (b)", "other"], "values of two runs that are not comparable"
 
 
 NAN = """

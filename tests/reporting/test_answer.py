@@ -147,6 +147,18 @@ def test_scores_that_agree_image_by_image_are_no_open_question(monkeypatch):
     assert any("No difference from AR's scores is shown over 9 to 12 images:" in text for text in texts)
 
 
+def test_open_scores_state_the_range_of_images_and_which_version_is_meant(monkeypatch):
+    def rows(*_):
+        gap = Estimate(0.1, -0.1, 0.3)
+        return [Compared("grey", gap, 0.4, None, n, fingerprint=made) for made, n in (("aa", 10), ("bb", 20))]
+
+    monkeypatch.setattr("specbench.reporting.answer.scores_beside", rows)
+    scored = replace(AR, scores=[replace(score("grey", prompts_needed=321), fingerprint="aa")])
+    [text] = [text for text in answer([scored, row("predictive", 1.3, 1.2, 1.4)]) if "No difference" in text]
+    assert "shown over 10 to 20 images: predictive (window 16) in grey (aa) [-0.100 to 0.300], grey (bb) [" in text
+    assert "up to 321 prompts" in text
+
+
 def test_a_batch_needs_no_advice_to_add_the_ar_that_is_there():
     batched = replace(SJD, over_ar=OverAR(speedup_note="batch 4: latency is not measured"), over_fastest=OverFastest())
     texts = answer([replace(AR, over_ar=OverAR(), over_fastest=OverFastest()), batched])

@@ -70,6 +70,10 @@ async function used(page) {
   const rest = page.querySelector(".contents a");
   rest.click();
   seen.unfolded = page.querySelector(rest.hash).open;
+  const names = [...page.querySelectorAll("[data-chart] svg [aria-label=text]")];
+  const after = Node.DOCUMENT_POSITION_FOLLOWING;
+  seen.covered = names.filter((name) =>
+    name.parentNode.querySelector("[aria-label=dot]").compareDocumentPosition(name) & after).length;
   const dot = [...page.querySelectorAll("[data-chart] svg [aria-label=dot] :is(circle, path)")][0];
   const box = dot.getBoundingClientRect();
   const place = { clientX: box.x + box.width / 2, clientY: box.y + box.height / 2, bubbles: true };
@@ -77,6 +81,8 @@ async function used(page) {
     dot.ownerSVGElement.dispatchEvent(new page.defaultView.PointerEvent(kind, place));
   await frames();
   seen.tip = [...page.querySelectorAll("[aria-label=tip]")].map((tip) => tip.textContent).join("");
+  for (const cell of page.querySelectorAll(".headline td > div")) cell.style.width = "12em";
+  seen.track = Math.min(...[...page.querySelectorAll(".track")].map((track) => track.clientWidth));
   return seen;
 }
 for (const width of [390, 1280]) {
@@ -197,6 +203,8 @@ def test_the_page_opens_without_network_or_complaint(tmp_path, trap, dark):
         assert used["overlay"] == "block difference" and used["left"] == 1
         assert used["sorted"] == "descending ● sjd window=3" and used["unfolded"]
         assert "sjd: 1.29x" in used["tip"], "a point says what it is"
+        assert used["covered"] == 0, "a name covers no point"
+        assert used["track"] >= 50, "points of different values are apart, also in narrow columns"
         for text in HOSTILE:
             assert " ".join(text.replace("PORT", str(port)).split()) in view["text"]
         assert "failed: <script>" in view["text"]

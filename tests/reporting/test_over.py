@@ -5,7 +5,8 @@ from dataclasses import astuple, replace
 import numpy as np
 import pytest
 import synthetic
-from brightness import Brightness
+from brightness import Brightness, register
+from refusals import refused
 
 from specbench.metrics import scoring
 from specbench.metrics.dpg_bench import OfficialDpgBench
@@ -91,3 +92,25 @@ def test_ar_over_itself_has_no_interval(tmp_path):
     place = table.headings.index("speed-up ↑")
     itself, sjd = (row[place].text for row in table.rows)
     assert itself == "1.00" and "[" in sjd
+
+
+def test_two_measurements_of_one_seed_are_not_pooled_as_two_seeds(tmp_path, monkeypatch):
+    """Their images are the same, so the interval would be too narrow."""
+    first = synthetic.folder(tmp_path / "monday", synthetic.AR, synthetic.ar(9))
+    copy = synthetic.folder(tmp_path / "copy", synthetic.AR, synthetic.ar(9))
+    monkeypatch.setitem(synthetic.INVOCATION, "started_at", "2026-01-03T03:04:05.000+00:00")
+    again = synthetic.folder(tmp_path / "tuesday", synthetic.AR, synthetic.ar(9))
+    assert over.over_seeds([first, copy])[0].copies == [str(copy)]
+    refused("have the same seed 0", over.over_seeds, [first, again])
+
+
+def test_scores_of_rows_with_different_fingerprints_have_separate_columns(tmp_path, monkeypatch):
+    prompts = [Prompt(f"p{n}", f"prompt {n}", None, {}) for n in range(2)]
+    ar, sjd = (synthetic.pictured(tmp_path, prompts, spec=spec) for spec in (synthetic.AR, synthetic.SJD))
+    register(monkeypatch, "brightness", "brightness:Brightness")
+    scoring.score([ar], ["brightness"]).check()
+    assert "brightness" in over.over_seeds([ar, sjd])[0].numbers
+    monkeypatch.setattr(Brightness, "version", "2")
+    scoring.score([sjd], ["brightness"]).check()
+    names = [{name for name in row.numbers if "bright" in name} for row in over.over_seeds([ar, sjd])]
+    assert [len(of) for of in names] == [1, 1] and names[0] != names[1]

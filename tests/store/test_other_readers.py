@@ -80,7 +80,9 @@ def test_types_are_the_declared_ones_and_every_row_says_whose_it_is(out, kind):
 def test_a_report_has_the_same_types_whatever_its_values(tmp_path):
     run = drawn_run(tmp_path, n=1)
     rows = report_rows([run])
-    assert {*rows[0].by_key} - {"ar_folder", "equal_forwards", "unlike_ar"} <= {*REPORT.names} >= {*record(rows[0]), *KEYS}
+    assert (
+        {*rows[0].by_key} - {"ar_folder", "equal_forwards", "unlike_ar"} <= {*REPORT.names} >= {*record(rows[0]), *KEYS}
+    )
     for long, schema in ((False, REPORT), (True, LONG_REPORT)):
         written = pq.read_table(pa.BufferReader(parquet_bytes(report_arrow(rows, long))))
         assert written.schema.equals(schema)

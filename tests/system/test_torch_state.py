@@ -15,7 +15,7 @@ from drawn import drawn_run
 from specbench import api
 from specbench.metrics.inception_network import Inception
 from specbench.prompts import load_prompts
-from specbench.reporting.image_tiles import values_per_image
+from specbench.reporting.image_tiles import sample_frame
 from specbench.system.torch_state import _STATES, PinnedTorch, _read
 
 KINDS = ("cpu", "cuda")
@@ -108,7 +108,7 @@ def test_features_of_images_and_references_do_not_depend_on_the_state(tmp_path, 
         clean = synthetic.pictured(tmp_path / "clean", prompts, picture=pictures.__getitem__)
         monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
         assert scored["shapes-frechet"].equals(api.score([clean], metrics=METRICS)["shapes-frechet"])
-    seen, expected = (values_per_image(folder)["shapes-clip"]["value"].to_numpy() for folder in (run, clean))
+    seen, expected = (sample_frame([folder])["shapes-clip"].to_numpy() for folder in (run, clean))
     assert np.array_equal(seen, expected)
 
 

@@ -28,6 +28,8 @@
     const { x, y, fy, color, symbol } = chart.scales;
     const rows = fy || (y.label === null ? y : null); // scale of the names next to the rows of the chart, if it has rows
     const named = chart.layers.filter(({ mark }) => mark === "name").flatMap(({ points }) => points);
+    // A name must not cover a point, so points are drawn after names.
+    const layers = named.length ? chart.layers.toSorted((a, b) => (a.mark === "dot") - (b.mark === "dot")) : chart.layers;
     return Plot.plot({
       width,
       height: chart.rows ? FRAME + ROW * chart.rows : HEIGHT,
@@ -42,7 +44,7 @@
       ...(fy ? { fy } : {}),
       color,
       symbol,
-      marks: chart.layers.flatMap((layer) => marks[layer.mark](layer.points, layer, fy ? { fy: "fy" } : {})),
+      marks: layers.flatMap((layer) => marks[layer.mark](layer.points, layer, fy ? { fy: "fy" } : {})),
     });
   }
 
