@@ -40,6 +40,7 @@ from specbench.store.run_folders import find_runs
 from specbench.store.run_info import RunInfo
 from specbench.store.run_store import AuditVerdict, RunStore, images_fingerprint, write_audit
 from specbench.store.schema import KEY, RowStatus
+from specbench.system import console
 
 _Name = TypeVar("_Name", bound=str)
 FormatLoader = Callable[[str], ImageModel]
@@ -157,7 +158,10 @@ def audit_run(
     if foreign and explain:
         audit |= _explained(info.spec, rows, values, audit, load, model.guided)
     if keep:
-        write_audit(folder, audit)
+        try:
+            write_audit(folder, audit)
+        except SpecbenchError as error:  # the verdict, after minutes of computation, is still returned
+            console.warn(f"the verdict is not stored: {str(error).partition(' (')[0]}")
     return audit
 
 

@@ -62,6 +62,13 @@ def test_a_lossless_run_is_consistent_and_says_how_much_it_could_have_seen(folde
     assert set(audit["by_order"]) == orders
 
 
+def test_a_verdict_that_cannot_be_stored_is_still_returned(folder_of, capsys):
+    folder = folder_of("sjd")
+    (folder / "audit.json").mkdir()
+    assert audit_run(folder)["verdict"] == "consistent"
+    assert "warning: the verdict is not stored: cannot write" in capsys.readouterr().err
+
+
 def test_a_lossy_run_deviates_with_order_place_and_bound(folder_of):
     """`amplify` favours drafts: the order by p/q shows it far better than those that need p alone."""
     folder = folder_of("amplify")
