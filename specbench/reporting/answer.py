@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from specbench.errors import enumerated
 from specbench.reporting.columns import FAILED_AUDIT, between, bracketed, failed_audit, number
-from specbench.reporting.compare import corrected, scores_beside, stall_note, with_fingerprints
+from specbench.reporting.compare import CONSTANT_NOTE, corrected, scores_beside, stall_note, with_fingerprints
 from specbench.reporting.marks import window_of
 from specbench.reporting.row import SIGNS, Quoted, ReportRow
 from specbench.specs.components import columns_fed
@@ -229,11 +229,14 @@ def _quality(chosen: Sequence[ReportRow], rows: Sequence[ReportRow]) -> list[str
     ]
     scores = {score.fingerprint for _, score, _ in compared}
     equal: dict[str, list[str]] = {}
+    untested: dict[str, list[str]] = {}
     unclear: dict[str, list[str]] = {}
     open_scores = []
     for who, score, gap in compared:
-        if gap.value == gap.low == gap.high == 0:
+        if gap.value == 0 and score.note == CONSTANT_NOTE:
             equal.setdefault(who, []).append(score.name)
+        elif score.p_holm is None:
+            untested.setdefault(who, []).append(score.name)
         elif not score.real:
             unclear.setdefault(who, []).append(score.name + bracketed(gap, 3))
             open_scores.append(score)
@@ -244,7 +247,8 @@ def _quality(chosen: Sequence[ReportRow], rows: Sequence[ReportRow]) -> list[str
         for who, score, gap in compared
         if score.real
     ]
-    sentences += [f"{who} and AR have the same {', '.join(of)} on every image." for who, of in equal.items()]
+    sentences += [f"{who} and AR have the same {', '.join(of)} for every prompt." for who, of in equal.items()]
+    sentences += [f"Not tested: {', '.join(of)} of {who} (too few prompts)." for who, of in untested.items()]
     if not unclear:
         return sentences
     # Number of prompts that detects a change: from the unclear differences if known, else from AR's scores.

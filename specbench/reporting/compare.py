@@ -32,6 +32,7 @@ from specbench.store.schema import KEY
 from specbench.system.foreign_code import code_of, edited_text
 from specbench.system.plugins import is_reference
 
+CONSTANT_NOTE = "every prompt has the same difference, so there is no interval"
 FEW_NOTE = f"too few prompts for an interval or a p-value (fewer than {FEW_UNITS})"
 FEW_IMAGES_NOTE = "too few images for an interval"  # not more images than features
 """Notes on a number whose interval is omitted."""
@@ -309,8 +310,7 @@ def _quality_row(a: Path, b: Path, score: Mapping[str, Any], settings: Settings 
 def _difference(name: str, estimate: stats.Difference, n: int, score: Mapping[str, Any]) -> Compared:
     needed = None if score["value"] is None else stats.prompts_needed(estimate.spread, CHANGE * score["value"])
     if estimate.spread == 0 and score["kind"] != "distance":
-        note = "every prompt has the same difference, so there is no interval"
-        return Compared(name, replace(estimate, low=None, high=None), estimate.p, None, n, needed, note)
+        return Compared(name, replace(estimate, low=None, high=None), estimate.p, None, n, needed, CONSTANT_NOTE)
     few = FEW_IMAGES_NOTE if score["kind"] == "distance" and n >= FEW_UNITS else FEW_NOTE
     return Compared(name, estimate, estimate.p, None, n, needed, None if estimate.low is not None else few)
 

@@ -8,7 +8,7 @@ from synthetic import bare_row
 
 from specbench.reporting.answer import answer
 from specbench.reporting.columns import DECODER
-from specbench.reporting.compare import verdict
+from specbench.reporting.compare import CONSTANT_NOTE, FEW_NOTE, verdict
 from specbench.reporting.row import Compared, OverAR, OverFastest, Quoted, ShownAudit, ShownScore, Stalled
 from specbench.stats import Estimate
 
@@ -135,15 +135,17 @@ def test_the_best_of_many_is_corrected_for_the_choice():
 
 def test_scores_that_agree_image_by_image_are_no_open_question(monkeypatch):
     def rows(*_):
-        same = Compared("clip", Estimate(0.0, 0.0, 0.0), 1.0, None, 9)
+        same = Compared("clip", Estimate(0.0), 1.0, None, 9, note=CONSTANT_NOTE)
+        few = Compared("dpg", Estimate(0.1), None, None, 3, note=FEW_NOTE)
         unclear = Compared("aesthetic", Estimate(0.1, -0.1, 0.3), 0.4, None, 9)
-        return [same, unclear, replace(unclear, name="geneval", n=12)]
+        return [same, few, unclear, replace(unclear, name="geneval", n=12)]
 
     monkeypatch.setattr("specbench.reporting.answer.scores_beside", rows)
     scored = replace(AR, scores=[score("aesthetic", prompts_needed=321), score("fid", prompts_needed=9)])
     texts = answer([scored, row("predictive", 1.3, 1.2, 1.4)])
-    assert "predictive (window 16) and AR have the same clip on every image." in texts
-    assert any("aesthetic [" in text and "clip" not in text for text in texts)
+    assert "predictive (window 16) and AR have the same clip for every prompt." in texts
+    assert "Not tested: dpg of predictive (window 16) (too few prompts)." in texts
+    assert any("aesthetic [" in text and "clip" not in text and "dpg" not in text for text in texts)
     assert any("No difference from AR's scores is shown over 9 to 12 images:" in text for text in texts)
 
 
