@@ -27,7 +27,8 @@ MEANS = (
 )
 """Numbers of a run with an `interval`, in the order of the key `intervals` of reports."""
 _DOMAINS = {
-    **{"logp_mean": (-math.inf, 0.0), "nll_gap": (-math.inf, math.inf), "image_perplexity": (1.0, math.inf)},
+    **{"logp_mean": (-math.inf, 0.0), "nll_gap": (-math.inf, math.inf)},
+    **dict.fromkeys(("perplexity", "image_perplexity"), (1.0, math.inf)),
     **dict.fromkeys(("top1", "acceptance"), (0.0, 1.0)),
 }
 """{mean: lowest and highest possible value}, which limit the bounds of its interval; other means are at least 0."""
