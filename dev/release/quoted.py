@@ -94,6 +94,16 @@ def _eager_over_compiled() -> float:
     return eager / compiled
 
 
+def _steps_on_h200(window: int) -> float:
+    """Ratio of the time of a step of SJD to the time of a step of AR, at Lumina's size and length."""
+    parts = {part["part"]: part["rows"] for part in _json("gpu/nvidia-h200/raw.json")["parts"]}
+    spent = {
+        row["name"]: sum(row["spans_ms"][name] for name in ("draft", "target", "verify", "host")) / row["nfe"]
+        for row in parts["decisive"]
+    }
+    return spent[f"sjd, window {window}"] / spent["ar"]
+
+
 COST, STEPS = "docs/speed.md", "dev/notes/drafts.md"
 QUOTED: tuple[tuple[str, str, Callable[[], float]], ...] = (
     (LOSSY, r"what they gain, ([\d.]+) to", lambda: _more_tokens(RELAXED)),
@@ -112,6 +122,10 @@ QUOTED: tuple[tuple[str, str, Callable[[], float]], ...] = (
     ("README.md", r"time eager AR, which takes ([\d.]+) times", _eager_over_compiled),
     ("README.md", r"then looks ([\d.]+) times",
      lambda: _first_page("eager.zip")["vertical siblings=1"].over_ar.speedup.value),
+    ("README.md", r"step of SJD takes ([\d.]+) times AR's", lambda: _steps_on_h200(16)),
+    ("README.md", r"16 columns, and\s+([\d.]+) times with 96", lambda: _steps_on_h200(96)),
+    ("docs/choose.md", r"an H200 takes\]\(.*?\) ([\d.]+)\s", lambda: _steps_on_h200(16)),
+    (COST, r"faster than AR if it accepts more than ([\d.]+) tokens", lambda: _steps_on_h200(16)),
     (COST, r"16 columns take ([\d.]+) to [\d.]+ times", lambda: _window_costs()[0]),
     (COST, r"16 columns take [\d.]+ to ([\d.]+) times", lambda: _window_costs()[-1]),
     (COST, r"\(compiled; eager ([\d.]+) times",
