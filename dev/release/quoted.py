@@ -122,7 +122,7 @@ QUOTED: tuple[tuple[str, str, Callable[[], float]], ...] = (
     ("README.md", r"time eager AR, which takes ([\d.]+) times", _eager_over_compiled),
     ("README.md", r"then looks ([\d.]+) times",
      lambda: _first_page("eager.zip")["vertical siblings=1"].over_ar.speedup.value),
-    ("README.md", r"step of SJD takes ([\d.]+) times AR's", lambda: _steps_on_h200(16)),
+    ("README.md", r"step of SJD takes ([\d.]+) times\s+AR's", lambda: _steps_on_h200(16)),
     ("README.md", r"16 columns, and\s+([\d.]+) times with 96", lambda: _steps_on_h200(96)),
     ("docs/choose.md", r"an H200 takes\]\(.*?\) ([\d.]+)\s", lambda: _steps_on_h200(16)),
     (COST, r"faster than AR if it accepts more than ([\d.]+) tokens", lambda: _steps_on_h200(16)),
