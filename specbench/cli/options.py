@@ -106,11 +106,14 @@ def chosen_format(output: str, fmt: str | None, to: Path | None, as_json: bool) 
     return fmt
 
 
-def check_latex(output: str, fmt: str, caption: str | None, notes: bool) -> None:
-    """Reject --notes and --caption in formats without them. A caption is also the title of a paper's table."""
+def check_latex(output: str, fmt: str, caption: str | None, notes: bool, page_alone: bool = False) -> None:
+    """Reject --notes and --caption in formats without them. A caption is also the title of a paper's table.
+    `page_alone`: whether only an HTML page is written."""
+    fmt = "html" if page_alone else fmt
     titled = output == "tables" and fmt not in ("csv", "json")
     if fmt != "latex" and (notes or (caption and not titled)):
-        raise SpecbenchError(f"{'--notes' if notes else '--caption'}: not in {fmt}", "use --format latex")
+        advice = "also write LaTeX: --to FILE.tex" if page_alone else "use --format latex"
+        raise SpecbenchError(f"{'--notes' if notes else '--caption'}: not in {fmt}", advice)
 
 
 Runs = argument("RUN", "Run ids, prefixes of run ids, decoders of runs, or run folders.", None, show_default="all runs")

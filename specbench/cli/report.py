@@ -69,7 +69,7 @@ def report(
         console.warn(f"{text}: the tables lack their images")
     output = "tables" if of_tables else "report"
     fmt = opt.chosen_format(output, fmt, to, json)
-    opt.check_latex(output, fmt, caption, notes)
+    opt.check_latex(output, fmt, caption, notes, html is not None and to is None)
     if long and not FORMATS[fmt].long:
         what = f"--long cannot be written as {fmt}, only as {enumerated(formats_with('long'), 'or')}"
         raise SpecbenchError(what, "choose a format, for example: --long --to t.csv")

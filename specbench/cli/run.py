@@ -49,9 +49,11 @@ class _RunCommand(Command):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         asked = next((place for place, text in enumerate(args) if text in ("--help", "-h")), None)
         self._topic = "".join(args[asked + 1 : asked + 2]) if asked is not None else ""
-        self._typed = self._topic
         if self._topic and self._topic != _EVERYTHING and not self._topic.startswith("-"):
-            self._topic = decoder_name(self._topic)
+            from specbench.runs.decoder_args import parse_decoders
+
+            self._typed = parse_decoders([self._topic])[0][0]  # without inline options
+            self._topic = decoder_name(self._typed)
             if self._topic not in PRESETS:
                 raise unknown_name("decoder", self._topic, PRESETS)
         return super().parse_args(ctx, args)

@@ -319,7 +319,8 @@ def _origin(metric: Metric, identity: Mapping[str, str]) -> Origin:
     """Make an origin from an identity; add the GPU's arithmetic, and a plug-in's code, networks and reference."""
     facts = dict(identity)
     if not all(isinstance(text, str) for text in (*facts, *facts.values())):
-        raise SpecbenchError(f"metric '{metric.name}': identity() must map texts to texts", f"it returned {facts}")
+        advice = f"it returned {facts}; write numbers as texts"
+        raise SpecbenchError(f"metric '{metric.name}': identity() must map texts to texts", advice)
     if metric.settings.device.startswith("cuda"):  # older scores lack this fact: convolutions used TF32
         facts["float32"] = "without TF32"
     if metric.class_reference is not None:

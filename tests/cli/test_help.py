@@ -164,4 +164,5 @@ def test_help_of_run_begins_with_what_is_most_used_and_has_a_decoders_options_if
     assert len(first) < 160 and not any("--delta" in line for line in first)
     gsd, every = cli("run", "--help", "gsd").out, cli("run", "--help", "all").out
     assert "--delta" in gsd and "(default 0.15)" in gsd and "--tau" not in gsd and "--tau" in every
+    assert cli("run", "--help", "gsd:G=3,window=8").out == gsd
     assert "did you mean 'gsd'" in cli("run", "--help", "gds").err
