@@ -114,7 +114,7 @@ def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptS
             raise SpecbenchError(what, "write captions into a text file, one per line: --prompts mine.txt")
         if parts := [name for name in public.public_names() if name.startswith(f"{path.parts[0]}/")]:
             raise unknown_name("prompt set", name, parts)
-        if path.parts[1:] and path.parts[0] in _shipped():
+        if path.parts[1:] and not path.suffix and path.parts[0] in _shipped():
             category = f"for a category: --prompts {path.parts[0]} --category {name.partition('/')[2]}"
             raise SpecbenchError(f"unknown prompt set '{name}'", category)
         if path.suffix or len(path.parts) > 1:

@@ -195,6 +195,8 @@ def test_absent_files_folders_and_unknown_sets_are_refused(tmp_path):
         refused(message, load_prompts, path)
     for name in ("no-such-set", "x" * 5000, "a\0b"):
         refused("", load_prompts, name)
+    refused("--prompts shapes --category colors", load_prompts, "shapes/colors")
+    refused("file 'shapes/mine.txt' does not exist", load_prompts, "shapes/mine.txt")
 
 
 def test_a_json_file_is_a_list_of_objects_or_of_texts(tmp_path):
