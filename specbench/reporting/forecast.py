@@ -22,7 +22,7 @@ from specbench.models.network_sizes import HEAD_SIZES, NetworkSize, Size, draft_
 from specbench.reporting.comparability import Run
 from specbench.reporting.marks import label, window_of
 from specbench.runs.memory_estimate import usual_columns
-from specbench.specs.components import node_paths
+from specbench.specs.components import CHOICES, node_paths
 from specbench.specs.presets import DecoderSpec
 from specbench.stats.speed import with_times
 from specbench.system.device_peaks import Peak
@@ -114,6 +114,9 @@ def accepted_lengths(folders: Sequence[Path]) -> list[Accepted]:
             raise SpecbenchError(what, "name other runs to forecast")
         if tokens is None:
             raise SpecbenchError(f"run {name} has no images yet", "decode images, or name another run")
+        if any(vars(spec.decoder)[kind] not in known for kind, known in CHOICES.items()):
+            what = f"{name}: the decoder '{spec.decoder.name}' has a component of a plug-in that is not installed"
+            raise SpecbenchError(what, "install the plug-in, or name other runs to forecast")
         # The overhead excludes drafting by a head, which has a separate model.
         spans = ["verify_ms", "host_ms", *([] if spec.decoder.head_kind else ["draft_ms"])]
         timed = with_times(run.rows)

@@ -217,6 +217,13 @@ def test_steps_of_random_weights_are_no_ground_for_a_forecast(cli, tmp_path):
     answer.refused("random weights, so its numbers of steps are meaningless")
 
 
+def test_a_decoder_of_a_plug_in_that_is_gone_is_refused_in_one_line(cli, tmp_path):
+    gone = dataclasses.replace(synthetic.SJD.decoder, name="row-above", drafter="row-above")
+    synthetic.folder(tmp_path, dataclasses.replace(synthetic.SJD, decoder=gone), synthetic.sjd())
+    answer = cli("forecast", "--on", "A100", "--model", "lumina", "--out", tmp_path)
+    answer.refused("'row-above' has a component of a plug-in that is not installed")
+
+
 def test_the_table_names_the_seconds_of_a_batch_as_such(cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     line = ("forecast", "sjd-1", "--on", "A100", "--model", "lumina", "--batch")
