@@ -233,7 +233,7 @@ def _quality(chosen: Sequence[ReportRow], rows: Sequence[ReportRow]) -> list[str
     unclear: dict[str, list[str]] = {}
     open_scores = []
     for who, score, gap in compared:
-        if gap.value == 0 and score.note == CONSTANT_NOTE:
+        if gap.value == 0 and CONSTANT_NOTE in (score.note or ""):
             equal.setdefault(who, []).append(score.name)
         elif score.p_holm is None:
             untested.setdefault(who, []).append(score.name)

@@ -361,7 +361,8 @@ class Gate:
                 raise unknown_name("number", self.name, {*(row.name for row in rows), *numbers})
             named = [Compared(self.name, numbers.get(self.name), note=None if self.name in numbers else _NO_NUMBER)]
         for row in named:
-            value = getattr(row.estimate, self.field, None)
+            constant = CONSTANT_NOTE in (row.note or "")  # both bounds are the value, although no interval is printed
+            value = row.value if constant else getattr(row.estimate, self.field, None)
             if value is None or math.isnan(value):
                 raise SpecbenchError(f"--fail-if '{self.text}' cannot be evaluated: {row.note or f'no {self.field}'}")
             if _SIGNS[self.sign](value, self.bound):

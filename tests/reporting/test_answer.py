@@ -135,7 +135,7 @@ def test_the_best_of_many_is_corrected_for_the_choice():
 
 def test_scores_that_agree_image_by_image_are_no_open_question(monkeypatch):
     def rows(*_):
-        same = Compared("clip", Estimate(0.0), 1.0, None, 9, note=CONSTANT_NOTE)
+        same = Compared("clip", Estimate(0.0), 1.0, None, 9, note=f"edited 29 Nov 22:01; {CONSTANT_NOTE}")
         few = Compared("dpg", Estimate(0.1), None, None, 3, note=FEW_NOTE)
         unclear = Compared("aesthetic", Estimate(0.1, -0.1, 0.3), 0.4, None, 9)
         return [same, few, unclear, replace(unclear, name="geneval", n=12)]

@@ -21,6 +21,7 @@ from specbench.prompts import Prompt, Request
 from specbench.reporting import compare, html, render, report_rows
 from specbench.reporting.comparability import Run
 from specbench.reporting.compare import (
+    CONSTANT_NOTE,
     FEW_NOTE,
     OTHER_CAPTIONS,
     Gate,
@@ -336,6 +337,12 @@ def test_a_gate_knows_every_declared_number(runs, cli, tmp_path, monkeypatch):
 def test_a_gate_that_cannot_be_evaluated_does_not_pass(runs, cli, tmp_path, condition, problem):
     answer = cli("compare", *(folder.name for folder in runs), "--out", tmp_path, "--fail-if", condition)
     answer.refused(problem, alone=True)
+
+
+def test_a_gate_on_a_bound_of_a_constant_difference_takes_the_value():
+    row = [Compared("x", stats.Estimate(0.0), 1.0, note=f"edited 29 Nov 22:01; {CONSTANT_NOTE}")]
+    Gate.parse("x.low<-0.01").check(row)
+    refused("holds: x.high = 0", Gate.parse("x.high>=0").check, row)
 
 
 def test_every_comparison_sign_of_a_gate_is_strict_or_not_as_written():
