@@ -55,7 +55,7 @@ def bench(
     fmt = opt.chosen_format("tables", fmt, to, settings.json)
     opt.check_latex("tables", fmt, caption, notes)
     table, runs = _with_own(load_table(name, settings.out), added or (), settings.out)
-    check_columns(table, split_list(columns or ""))
+    check_columns(table, split_list(columns or ""), flags.get("model") is not None)
     if baseline:
         check_baseline(table, flags, baseline, runs)
     if dry_run:

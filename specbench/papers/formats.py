@@ -60,11 +60,15 @@ def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
     )
 
 
-def check_columns(table: Table, names: Sequence[str]) -> None:
-    """Reject a name that `only_columns` will not find after the table is measured: no column of the table, and no
-    metric that may be added for another model."""
+def check_columns(table: Table, names: Sequence[str], other_model: bool) -> None:
+    """Reject a name that `only_columns` will not find after the table is measured: no column of the table, and, for
+    another model than the paper's, no metric that may be added."""
     usual, by_name = _columns_by_name(table)
-    added = [text for name in bundled_metrics() for text in (name.lower(), name.lower().replace("-", " "))]
+    added = [
+        text
+        for name in (bundled_metrics() if other_model else ())
+        for text in (name.lower(), name.lower().replace("-", " "))
+    ]
     for name in names:
         typed = typed_heading(name)
         if typed not in by_name and typed != OVER_BASELINE and not typed.startswith(tuple(added)):

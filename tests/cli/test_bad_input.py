@@ -83,6 +83,7 @@ BAD = [
     ("bench gsd-1 --model shapes --limit 0", "--limit 0", ""), ("bench gsd-1 --format xls", "unknown format 'xls'", ""),
     ("bench gsd-1 --format parquet", "cannot be printed", ""),
     ("bench gsd-1 --model shapes --notes", "--notes: not in markdown", "--format latex"),
+    ("bench gsd-1 --columns shapes-clip --dry-run", "unknown column 'shapes-clip'", "valid: clip"),
     ("report --html page.html --format latex --caption Mine", "--caption: not in html", "--to FILE.tex"),
     ("report --caption X --json", "--caption: not in json", "--format latex"),
     ("bench sjd-1 --model shapes --limit 1 --baseline sdj", "unknown baseline 'sdj'", "did you mean 'sjd'"),
