@@ -280,7 +280,7 @@ def recorded_model(
         if not plugin or model in models():
             raise
         what = f"the run's model '{model}' is a plug-in that is not installed"
-        raise SpecbenchError(what, "specbench audit --run RUN --recompute --model MODULE:NAME") from error
+        raise SpecbenchError(what, "add --recompute --model MODULE:NAME") from error
 
 
 def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None = None) -> ImageModel:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 
 from specbench.errors import SpecbenchError, chosen
@@ -96,7 +97,7 @@ def _check_ranges(
         raise SpecbenchError(f"--dtype {dtype}: unknown", f"valid: {', '.join(DTYPES)}")
     shares = {"bandwidth-share": bandwidth, "flops-share": flops}
     for name, pair in (shares | {"overhead-ms": overhead_ms, "window-factor": window}).items():
-        numbers = isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(end, int | float) for end in pair)
+        numbers = isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(end, Real) for end in pair)
         if not numbers and (pair is not None or name != "overhead-ms"):
             raise SpecbenchError(f"--{name} {pair!r:.50}: not a range", "in Python: two numbers")
     for name, (low, high) in shares.items():
