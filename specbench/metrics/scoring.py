@@ -123,10 +123,6 @@ class ScoreReporter:
         """Scoring ended, by completion or by an error."""
 
 
-def _may_use_reference(metric: Metric) -> bool:
-    return metric.kind == "distance" or metric.class_reference is not None
-
-
 def score(
     runs: Iterable[Path | Images],
     metrics: str | Metric | Sequence[str | Metric] | None = None,
@@ -149,7 +145,8 @@ def score(
     listed = chosen("metric", metrics)
     required = [metric if isinstance(metric, Metric) else make(metric) for metric in listed]
     added = [make(name) for name in (*where_they_fit, *(metric_catalog.find_protocol(protocol) if protocol else ()))]
-    if named and settings and settings.reference and not any(map(_may_use_reference, (*required, *added))):
+    takers = [metric for metric in (*required, *added) if metric.kind == "distance" or metric.class_reference]
+    if named and settings and settings.reference and not takers:
         raise SpecbenchError("--reference: no chosen metric uses reference images", "omit it, or choose a distance")
     defaults = (lambda model: metric_catalog.bundled_metrics()) if bundled_only else metric_catalog.default_metrics
 

@@ -309,8 +309,8 @@ def _quality_row(a: Path, b: Path, score: Mapping[str, Any], settings: Settings 
 
 def _difference(name: str, estimate: stats.Difference, n: int, score: Mapping[str, Any]) -> Compared:
     needed = None if score["value"] is None else stats.prompts_needed(estimate.spread, CHANGE * score["value"])
-    if estimate.spread == 0 and score["kind"] != "distance":
-        return Compared(name, replace(estimate, low=None, high=None), estimate.p, None, n, needed, CONSTANT_NOTE)
+    if estimate.spread == 0:
+        return Compared(name, estimate, estimate.p, None, n, needed, CONSTANT_NOTE)
     few = FEW_IMAGES_NOTE if score["kind"] == "distance" and n >= FEW_UNITS else FEW_NOTE
     return Compared(name, estimate, estimate.p, None, n, needed, None if estimate.low is not None else few)
 

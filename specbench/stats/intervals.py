@@ -177,7 +177,10 @@ def mean_difference(gaps: Sequence[float], clusters: Sequence[Hashable], value: 
 
 
 def difference_to_show(difference: Difference) -> Difference:
-    """Drop interval, p-value and spread of a difference over fewer than `FEW_UNITS` prompts, for tables."""
+    """Drop interval, p-value and spread of a difference over fewer than `FEW_UNITS` prompts, for tables. Also drop an
+    interval without width: equal differences of all prompts do not show how much others differ."""
+    if difference.low == difference.high:
+        difference = replace(difference, low=None, high=None)
     if difference.prompts is None or difference.prompts >= FEW_UNITS:
         return difference
     return replace(without_few(difference, difference.prompts), p=None, spread=None)

@@ -224,3 +224,8 @@ def test_tails_are_quantiles_between_order_statistics_and_the_slowest_category()
     assert (name, mean.value) == ("late", 80.5) and mean.low < 80.5 < mean.high
     assert stats.slowest_category(rows.assign(category=None)) is None
     assert stats.latency_p50_ms(rows.assign(latency_ms=np.nan)) is None
+
+
+def test_an_interval_without_width_is_not_shown():
+    shown = stats.difference_to_show(stats.mean_difference([0.0] * 9, range(9)))
+    assert (shown.value, shown.low, shown.high, shown.p) == (0, None, None, 1)

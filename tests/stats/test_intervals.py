@@ -81,7 +81,7 @@ def test_the_proportion_interval_covers_with_several_images_a_prompt():
 
 @pytest.mark.parametrize(("prompts", "images"), [(2, 1), (10, 1), (50, 2)])
 def test_the_mean_of_proportions_misses_as_often_above_as_below(prompts, images):
-    """Shares of a good detector: bounds that combined those of the parts missed 0 % of the means below, 9 % above."""
+    """Shares of a good detector. Bounds combined from the parts' bounds missed 0 % of the means below, 9 % above."""
     draw, shares = np.random.default_rng(prompts), np.array([0.8, 0.93, 0.73, 0.8, 0.97, 0.97])
     clusters = np.repeat(np.arange(prompts), images)
     chances = draw.beta(1.5 * shares, 1.5 * (1 - shares), (RUNS, prompts, len(shares)))
